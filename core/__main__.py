@@ -20,22 +20,22 @@ from penstock.ipc.parent import Parent, Word
 log = structlog.get_logger()
 
 DRAIN_SECONDS = 30.0
-"""As long as frontends wait for their streams when they end (--shutdown-timeout)."""
+"""As long as a frontend that ends waits for its streams (--shutdown-timeout)."""
 
 _LOOK_SECONDS = 0.02
 
 
 async def run(config: Config, parent: Parent, stopped: asyncio.Event, hurry: asyncio.Event) -> int:
-    """Serve until `stopped` is set; return the exit code. The caller handles signals, in whichever thread.
+    """Serve until `stopped` is set; return the exit code. The caller handles signals, in any thread.
 
-    Frontends then get some time to take their requests to other engines, or to see them end, unless `hurry` is set.
+    Unless `hurry` is set, frontends then get some time to move their requests to other engines, or to see them end.
     """
     loop = asyncio.get_running_loop()
 
     def restart() -> None:
         if parent.listens:
             parent.tell(Word.RESTART)
-        else:  # whoever started it starts it again
+        else:  # the parent process starts it again
             stopped.set()
 
     try:
@@ -43,13 +43,13 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event, hurry: asy
     except ConfigError as error:
         refuse(str(error))
         return process.EXIT_CONFIG
-    except (zmq.ZMQError, OSError) as error:  # another process may still have the address: the next try may work
+    except (zmq.ZMQError, OSError) as error:  # another process may still hold the address: a retry may work
         refuse(f"{error} (addresses {config.ipc.frontend_address}, {config.ipc.worker_address})")
         return 1
     failed: list[BaseException | None] = []
 
     def on_callback_error(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # The scheduler's state may be inconsistent: a restart, which peers survive, is better than carrying on.
+        # The scheduler's state may be inconsistent. Peers survive a restart, so restart instead of carrying on.
         error = context.get("exception")
         failed.append(error if isinstance(error, BaseException) else None)
         log.error("internal error", message=context.get("message"), exc_info=error)

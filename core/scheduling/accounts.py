@@ -1,27 +1,27 @@
-"""What each sequence costs: its part of the steps' time, the KV memory that it held, and what was spared or done twice.
+"""What each sequence costs: its share of step time, the KV memory it held, and the work that was saved or repeated.
 
-A step's time D (from reading the plan to its tokens, on the worker) is split among its members by the terms that
-predict it (`prefill_pace.py`); T is the number of tokens that it computes, w are the learned rates:
+A step takes time D on the worker, from reading the plan to returning tokens. D is split among the step's sequences by
+the terms that predict it (`prefill_pace.py`). T is the number of tokens in the step, and w are the learned rates:
 
     work of a decode    (1 + guesses) w0 / T + w1 + w2 context
     work of a chunk     tokens w0 / T + w3 tokens + w4 (token, context) pairs
     its share           D work / sum of all work
 
-So what each step costs at least is split by tokens, and a long context pays for its KV reads. Before the rates are
-known a step is split by tokens alone. The shares of a step sum to D.
+So a step's fixed cost is split by tokens, and a long context pays for its KV reads. Before the rates are known, a step
+is split by tokens alone. The shares of a step sum to D.
 
-Nearly every step computes one token for each decode. For these steps there is no loop over rows: a share is linear in
-the context, which grows by one, so three running sums, looked at when a sequence begins to decode and when it
-leaves, give the sum of its shares:
+Nearly every step computes one token for each decode. Such steps need no loop over rows: a share is linear in the
+context, and the context grows by one. So three running sums, read when a sequence begins to decode and when it leaves,
+give the sum of its shares:
 
     sum over steps s of (a_s + b_s context_s)  =  A + B (context - t) + C
     A: sum of a_s    B: sum of b_s    C: sum of b_s t_s    t: number of such steps, each from `begin` on
 
-Steps that leave out a decode, those with drafts, and those whose starts depend on drafts are shared row by row.
+A step that leaves out a decode, has drafts, or has starts that depend on drafts is shared row by row.
 
-What was in flight for a sequence that lost its row is its own cost, also if its client has left: such a bill comes when
-those steps have returned. Not billed, but counted in `Totals.device_us`, is what a step computed beyond a stop token or
-for a sequence that had failed. A step that never returned, because its worker died, has no time.
+A sequence that lost its row still pays for its steps in flight, even if its client has left: its bill is sent when
+those steps have returned. Work beyond a stop token, or for a sequence that had failed, is not billed but counted in
+`Totals.device_us`. A step that never returned, because its worker died, has no time.
 """
 
 from collections.abc import Sequence as ListOf
@@ -35,7 +35,7 @@ from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import SequenceBill, SequenceDelta
 
 _MAX_STEPS = 1 << 20
-"""The sums begin anew after so many steps: differences of large sums are inexact."""
+"""The sums are reset after this many steps: differences of large sums are inexact."""
 
 
 Bills = dict[Owner, list[SequenceDelta]]
@@ -68,12 +68,12 @@ class Accounts:
         self._late: dict[tuple[Sequence, int], int] = {}  # (sequence, epoch) that left its row -> last step with it
         self._due: dict[Sequence, int] = {}  # aborted -> the step whose return completes its bill
         self.bills: Bills = {}
-        """The last deltas of aborted sequences, as far as their bills are complete, until they are taken."""
+        """The last deltas of aborted sequences whose bills are complete, until they are taken."""
 
     # --- a sequence's life ----------------------------------------------------------------------
 
     def enter(self, seq: Sequence, now: float) -> None:
-        """A sequence has a row, pages, and a start."""
+        """A sequence has got a row, pages, and a start position."""
         if seq.account is None:
             seq.account = Account()
             seq.queued_us = _queued_us(seq, now)
@@ -82,7 +82,7 @@ class Accounts:
         seq.page_seconds -= now * _num_pages(seq)
 
     def leave(self, seq: Sequence, now: float, last_step: int) -> None:
-        """It is about to leave its row, whose pages are still in its tables; `last_step` in flight (-1: none)."""
+        """A sequence is about to leave its row and still has its pages; `last_step`: its last in flight (-1: none)."""
         account = seq.account
         assert account is not None
         if seq in self._decoding:
@@ -115,7 +115,7 @@ class Accounts:
         )
 
     def abort(self, seq: Sequence, now: float) -> None:
-        """A sequence has ended because its client has left: its bill is due when nothing of it is in flight."""
+        """A sequence has ended because its client has left: its bill is due when it has no steps in flight."""
         last_step = self._late.get((seq, seq.epoch))
         if last_step is None:
             self._send(seq, now)
@@ -127,32 +127,32 @@ class Accounts:
         self.bills.setdefault(seq.owner, []).append(delta)
 
     def take_bills(self) -> Bills:
-        """Return `bills`, and begin anew."""
+        """Return `bills` and clear it."""
         bills, self.bills = self.bills, {}
         return bills
 
     def forget_owner(self, owner: Owner) -> None:
-        """Nobody is there to be told."""
+        """An owner is gone: drop its bills, complete or due."""
         self.bills.pop(owner, None)
         self._due = {seq: last_step for seq, last_step in self._due.items() if seq.owner != owner}
 
     def forget_in_flight(self, now: float) -> None:
-        """The steps in flight will never return."""
+        """The steps in flight will never return: close the bills that wait for them."""
         self._late.clear()
         due, self._due = self._due, {}
         for seq in due:
             self._send(seq, now)
 
     def contexts(self) -> dict[Sequence, int]:
-        """Return the position at which each sequence that decodes is taken to continue; for checks."""
+        """Return the position at which each decoding sequence is assumed to continue; for checks."""
         return {seq: seq.account.offset + self._num_steps for seq in self._decoding if seq.account is not None}
 
     # --- a step ---------------------------------------------------------------------------------
 
     def settle(self, step: InFlightStep, num_us: int, rates: Rates, now: float, outcome: DraftOutcome | None) -> None:
-        """A step has returned, which took so long; to be called before anything of its result is applied.
+        """Share a step that has returned after `num_us`; call this before any of its result is applied.
 
-        `outcome`: of its drafts, if it had any.
+        `outcome`: what came of its drafts, if it had any.
         """
         self._totals.device_us += num_us
         decodes, chunks = step.decodes.seqs, step.chunks
@@ -195,7 +195,7 @@ class Accounts:
             self._begin_anew()
 
     def _begin(self, seq: Sequence, context: int) -> None:
-        """From the next step on it decodes, at this position."""
+        """From the next step on the sequence decodes, beginning at position `context`."""
         assert seq.account is not None
         self._decoding[seq] = None
         self._restart(seq.account, context - self._num_steps)
@@ -206,14 +206,14 @@ class Accounts:
         account.offset = offset
 
     def _collect(self, account: Account) -> None:
-        """Add what the sums have grown by since `_begin`, or the last time."""
+        """Add the growth of the sums since `_begin`, or since the last call."""
         shares = self._contexts - account.contexts + (self._rates - account.rates) * account.offset
         account.num_us += self._rows - account.rows + shares
         account.num_steps += self._num_steps - account.num_steps_before
         self._restart(account, account.offset)
 
     def _share_late(self, step: InFlightStep, row: float, rate: float) -> None:
-        """Those who have left their rows are no longer in the sums."""
+        """Add the shares of sequences that have left their rows: the sums no longer cover them."""
         batch, starts = step.decodes, unpack_int32(step.starts)
         for seq, epoch in self._late:
             position = batch.positions.get(seq)
@@ -229,7 +229,7 @@ class Accounts:
         row: float,
         rate: float,
     ) -> None:
-        """Row by row; the sums stand still, so the contexts that grow are noted."""
+        """Share a step row by row; the sums stand still, so the growth of each context is noted in its offset."""
         batch, num_rows = step.decodes, len(step.decodes.seqs)
         guessed, returned = ([0] * num_rows, [1] * num_rows) if outcome is None else outcome[2:4]
         rows = zip(batch.seqs, batch.epochs, starts, guessed, returned, strict=True)
@@ -261,20 +261,20 @@ class Accounts:
 
 
 def _queued_us(seq: Sequence, now: float) -> int:
-    """How long it has waited; 0 for those that arrived elsewhere, at an earlier scheduler."""
+    """How long a sequence has waited; 0 if it arrived at an earlier scheduler."""
     arrived = seq.request.arrived
     return max(0, int((now - arrived) * 1e6)) if arrived else 0
 
 
 def _true_starts(step: InFlightStep) -> list[int]:
-    """Where the decodes began: of those in their rows this is known by now, also if the plan had a bound."""
+    """Where the decodes began: now known exactly for those still in their rows, even if the plan had only a bound."""
     batch, planned = step.decodes, unpack_int32(step.starts)
     rows = zip(batch.seqs, batch.epochs, planned, strict=False)
     return [len(seq.token_ids) - 1 if seq.running_epoch == epoch else start for seq, epoch, start in rows]
 
 
 def _pairs(chunk: Chunk) -> float:
-    """The same count as in the prediction of a step's time."""
+    """(Token, context) pairs of a chunk, counted as in the prediction of a step's time."""
     return chunk.num_new * (chunk.start + chunk.num_new / 2)
 
 

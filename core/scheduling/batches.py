@@ -1,9 +1,9 @@
-"""Batches that run one after the other: who belongs to the one that runs, and when the next one begins.
+"""Static batches, run one after the other: which requests the running batch has, and when the next one begins.
 
-A batch has whole requests, and runs until the last of them has ended. Its members come first in the queue (they are
-on levels of their own), so a preempted one, a sibling that waited for its prompt, or all of them after a worker's death
-return to their batch; nobody else is admitted meanwhile. A request that is paused keeps its place in its batch, but the
-batch does not wait for it. With continuous batching there are no batches, and none of this runs.
+A batch consists of whole requests, and runs until the last of them has ended. Its members come first in the queue (they
+are on levels of their own), so they return to their batch after a preemption, after waiting for a sibling's prompt, or
+after a worker's death. No other request is admitted meanwhile. A paused request keeps its place in its batch, but the
+batch does not wait for it. This code does not run with continuous batching.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from penstock.core.sequences.sequence import Key, Request
 from penstock.core.sequences.waiting_queue import WaitingQueue
 
 RUNS, FILLS = "another batch is running", "its batch is not full"
-"""Why a request that belongs to no batch waits."""
+"""Why a request that has no batch yet waits."""
 
 _INSIDE: Key = (0,)
 _OUTSIDE: Key = (1,)
@@ -26,14 +26,14 @@ class Batches:
     __slots__ = ("_max_size", "_members", "_waiting", "kind", "on_finished", "wakes_at")
 
     def __init__(self, kind: Static, waiting: WaitingQueue, max_size: int) -> None:
-        """`max_size`: most sequences of a batch, if there are as many rows; 0: as many as there are rows."""
+        """`max_size`: most sequences in a batch, if there are that many rows; 0: as many as there are rows."""
         self.kind = kind
         self.on_finished = kind.on_finished
         self._waiting = waiting
         self._max_size = max_size
         self._members: dict[Request, None] = {}
         self.wakes_at = inf
-        """When the next batch begins, if it waits for that time alone."""
+        """When the next batch begins, if it waits for nothing but that time."""
 
     def arrived(self, request: Request) -> None:
         """Give a new request its rank, before it has a key."""
@@ -44,15 +44,15 @@ class Batches:
         self._members.pop(request, None)
 
     def why_not(self, request: Request) -> str:
-        """Return why a waiting request is not to be admitted now; empty if it may be."""
+        """Return why a waiting request may not be admitted now; empty if it may."""
         if request in self._members:
             return ""
         return RUNS if self._members else FILLS
 
     def begin(self, requests: Iterable[Request], num_rows: int, now: float) -> bool:
-        """Let the next batch begin if the last one has ended, and its time has come; return whether it did.
+        """Begin the next batch if the last one has ended and it is time; return whether it began.
 
-        `requests` are all that live, in the order of their arrivals.
+        `requests`: all live ones, in order of arrival.
         """
         self.wakes_at = inf
         if any(not member.is_paused for member in self._members):

@@ -1,15 +1,15 @@
-"""What goes to the disk tier and what comes back, by way of the host's pages.
+"""Moves pages to the disk tier and back, by way of the host's pages.
 
-    out   a sequence leaves its row ──▶ its path in the prefix cache is noted, if it was worth something:
+    out   a sequence leaves its row ──▶ its path in the prefix cache is noted, if it is worth keeping:
           long, or found in the cache
-          nothing else to do ──▶ pages of noted paths are copied to the host, unless they are there ──▶ StoreKV
-    in    the head of the queue would go on with pages that only the disk has, and reading them is quicker than
-          computing ──▶ LoadKV; the request is held beside the queue ──▶ KVLoaded: it is queued again, and finds the
-          pages on the host. It does not wait for longer than computing them would take.
+          when idle ──▶ pages of noted paths are copied to the host, unless they are there already ──▶ StoreKV
+    in    the head of the queue could reuse pages that only the disk has, and reading them is quicker than computing
+          them ──▶ LoadKV; the request is held beside the queue ──▶ KVLoaded: it is queued again, and finds the
+          pages on the host. It waits no longer than computing them would take.
 
-Host pages are held while they move. A move is ordered behind the plan that has the copies asked for before it, so that
-the worker does both in this order. A page that cannot be read is a miss; if one cannot be written, nothing is written
-any more until another worker comes. Pure bookkeeping, like the scheduler that owns it.
+Host pages are held while they move. A move is sent after the plan with the copies that were requested before it, so
+that the worker does the copies first. A page that cannot be read is a miss. If a page cannot be written, nothing more
+is written until there is another worker. Pure bookkeeping, like the scheduler that owns it.
 """
 
 from collections import OrderedDict
@@ -34,19 +34,19 @@ from penstock.ipc.messages import DiskContents, DiskStats, DropStoredKV, KVLoade
 from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
 
 MIN_STORED_TOKENS = 512
-"""Prefixes that were computed and never found again are written only if they are at least this long."""
+"""Prefixes that were never found again in the cache are written only if they are at least this long."""
 
 MAX_NOTED = 1 << 16
-"""Pages that wait to be written; further ones are not written."""
+"""Most pages that wait to be written; further ones are dropped."""
 
 _STORED_IDLE, _STORED_BUSY = 64, 8
-"""Pages in one order to write, without and beside sequences that run."""
+"""Most pages in one StoreKV: without running sequences, and beside them."""
 
 _FIRST_US_PER_PAGE = 200.0  # before anything has been read
 _WEIGHT = 0.2  # of the newest load in the mean of the time per page
-_LEAST_PATIENCE = 0.05  # seconds for a load; otherwise as long as computing would have taken
-_PATIENCE_UNKNOWN = 10.0  # seconds, before anything has been computed
-ON_DEVICE, ELSEWHERE = 0, 1  # where a page is, if it is not MISSING
+_LEAST_PATIENCE = 0.05  # seconds to wait for a load, at least; otherwise as long as computing would take
+_PATIENCE_UNKNOWN = 10.0  # seconds to wait before any step time is known
+ON_DEVICE, ELSEWHERE = 0, 1  # where a page is, unless it is MISSING
 
 Message = StoreKV | LoadKV | DropStoredKV
 
@@ -57,9 +57,9 @@ class DiskTotals:
 
     num_stored_pages: int = 0
     num_loaded_pages: int = 0
-    num_damaged_pages: int = 0  # could not be read, or were not what was written
+    num_damaged_pages: int = 0  # could not be read, or differed from what was written
     num_failed_stores: int = 0  # pages that could not be written
-    num_given_up: int = 0  # requests that did not wait for the disk any longer
+    num_given_up: int = 0  # requests that stopped waiting for the disk
 
 
 class Noted(NamedTuple):
@@ -71,24 +71,24 @@ class Noted(NamedTuple):
 
 
 class Fetch:
-    """What a request waits for."""
+    """The pages from the disk that a request waits for."""
 
     __slots__ = ("deadline", "held", "move_id")
 
     def __init__(self, held: list[int], deadline: float) -> None:
-        self.held = held  # host pages that it goes on with, as far as they are there
+        self.held = held  # host pages for it, those that are there so far
         self.deadline = deadline
-        self.move_id = -1  # of the order to read; -1: it is queued again
+        self.move_id = -1  # of its LoadKV; -1: the request is queued again
 
 
 class _Move(NamedTuple):
     keys: list[bytes]
     host_pages: list[int]
-    request: Request | None = None  # that waits for it
+    request: Request | None = None  # that waits for this move
 
 
 class DiskMoves:
-    """One worker's disk tier, and everything under way to it and from it."""
+    """One worker's disk tier, and all moves to it and from it."""
 
     __slots__ = (
         "_after_plan", "_fetches", "_kv", "_messages", "_moves", "_next_id", "_noted", "_predict_us", "_store_id",
@@ -103,7 +103,7 @@ class DiskMoves:
         totals: DiskTotals,
         predict_us: Callable[[int, int], float],
     ) -> None:
-        """`predict_us` tells how long it takes to compute so many tokens from a position on; 0: unknown."""
+        """`predict_us(position, num_tokens)`: microseconds to compute that many tokens from there on; 0: unknown."""
         self.disk = disk
         self.totals = totals
         self.is_writing = True  # until a page cannot be written
@@ -117,13 +117,13 @@ class DiskMoves:
         self._voided: set[int] = set()  # moves whose pages were dropped meanwhile
         self._after_plan: list[Message] = []
         self._next_id = 0
-        self._store_id = -1  # of the order to write that is under way
+        self._store_id = -1  # of the StoreKV under way
         self._us_per_page = _FIRST_US_PER_PAGE
 
     # --- from the worker --------------------------------------------------------------------
 
     def answered(self, message: KVStored | KVLoaded | DiskContents) -> str:
-        """Take in what the worker tells. Returns why writing ends with it; empty if it does not."""
+        """Apply a message of the worker. Returns why nothing more will be written; empty if writing goes on."""
         if not isinstance(message, DiskContents):
             return self._moved(message)
         self._listed(message)
@@ -138,7 +138,7 @@ class DiskMoves:
     def _moved(self, message: KVStored | KVLoaded) -> str:
         move = self._moves.pop(message.move_id, None)
         if move is None:
-            return ""  # of another time
+            return ""  # of a forgotten move
         ok = [*message.ok[: len(move.keys)], *bytes(len(move.keys) - len(message.ok))]
         if isinstance(message, KVStored):
             return self._stored(message, move, ok)
@@ -166,14 +166,14 @@ class DiskMoves:
         self._voided.discard(message.move_id)
         fetch = self._fetches.get(move.request) if move.request is not None else None
         if fetch is not None and fetch.move_id != message.move_id:
-            fetch = None  # it does not wait for this
+            fetch = None  # the request waits for another move
         for key, page, is_there in zip(move.keys, move.host_pages, ok, strict=True):
             is_good = bool(is_there) and not is_void
             self.disk.end_move(key, is_there=is_good)
             if is_good:
                 self._host.name(page, key)
             if is_good and fetch is not None:
-                fetch.held.append(page)  # it goes on holding what was taken for it
+                fetch.held.append(page)  # the request takes over the hold on the page
             else:
                 self._host.release(page)
         self.totals.num_loaded_pages += len(ok) - ok.count(0)
@@ -199,7 +199,7 @@ class DiskMoves:
         for page in held:
             host.hold(page)
         lacking = [key for key in keys if host.find(key) < 0]
-        if len(lacking) > host.num_available:  # the first ones, as long as that is of use
+        if len(lacking) > host.num_available:  # load only the first ones, where a part is of use
             lacking = [] if self._kv.windows else lacking[: host.num_available]
         computed_us = self._predict_us(start.num_tokens, num_tokens - start.num_tokens)
         num_queued = sum(len(move.keys) for move in self._moves.values() if move.request is not None)
@@ -213,9 +213,9 @@ class DiskMoves:
         return False
 
     def _found(self, seq: Sequence, start: Start) -> tuple[int, list[bytes]]:
-        """Return how far all tiers together have a sequence, in tokens, and the keys of what the device lacks of it."""
+        """Return how many tokens of a sequence all tiers together have, and the keys of pages the device lacks."""
         kv, host, disk, size = self._kv, self._host, self.disk, self._kv.page_size
-        hit = start.hit if not kv.windows else KVPages.find_prefix(kv, seq)  # whether or not its windows are there
+        hit = start.hit if not kv.windows else KVPages.find_prefix(kv, seq)  # even if its window pages are not there
         key = root_key(seq.request.namespace) if hit.node is None else node_key(hit.node)
         keys: list[bytes] = []
         for i in range(len(hit.page_ids), seq.num_reusable_tokens // size):
@@ -228,7 +228,7 @@ class DiskMoves:
         return self._with_windows(_path_to(hit.node), keys)
 
     def _with_windows(self, nodes: list[CacheNode], keys: list[bytes]) -> tuple[int, list[bytes]]:
-        """The same where further page groups must be able to start, too."""
+        """Do the same for several page groups, all of which must be able to start there."""
 
         def window_key_of(number: int, index: int) -> bytes:
             depth = windows[number].depth_of(index)
@@ -257,7 +257,7 @@ class DiskMoves:
 
     def _load(self, keys: list[bytes], request: Request, fetch: Fetch) -> None:
         self._fetches[request] = fetch
-        keys = keys[::-1]  # what is used last is overwritten last: the begin of the path
+        keys = keys[::-1]  # the page used last is overwritten last: the beginning of the path
         pages = [self._host.take() for _ in keys]
         places = [self.disk.begin_load(key) for key in keys]
         fetch.move_id = self._begin(_Move(keys, pages, request))
@@ -265,18 +265,18 @@ class DiskMoves:
 
     @property
     def wakes_at(self) -> float:
-        """When the first request has waited long enough; inf if none waits."""
+        """When the first waiting request gives up; inf if none waits."""
         return min((fetch.deadline for fetch in self._fetches.values() if fetch.move_id >= 0), default=inf)
 
     def _expire(self) -> None:
-        """Let the requests go on that have waited for too long."""
+        """Queue requests again that have waited too long."""
         for request, fetch in self._fetches.items():
             if fetch.move_id >= 0 and self._kv.now >= fetch.deadline:
                 self.totals.num_given_up += 1
                 self._end(request, fetch)
 
     def _end(self, request: Request, fetch: Fetch) -> None:
-        """It is queued again, and goes on with what is there by then."""
+        """Queue a request again; it goes on with the pages that are there by then."""
         fetch.move_id = -1
         self._waiting.release(request)
 
@@ -289,7 +289,7 @@ class DiskMoves:
     # --- out ----------------------------------------------------------------------------------
 
     def note(self, seq: Sequence) -> None:
-        """A sequence is about to leave its row: what the prefix cache has of it may be worth keeping."""
+        """A sequence is about to leave its row: note its path in the prefix cache if it is worth keeping."""
         node, size = seq.cache_node, self._kv.page_size
         num_pages = seq.num_tree_pages
         if node is None or not num_pages or not self.is_writing:
@@ -299,16 +299,16 @@ class DiskMoves:
         path = _path_to(node)[:num_worthy]
         if not path:
             return
-        for each in reversed(path):  # the last one first: what is overwritten first should be the end of a path
+        for each in reversed(path):  # the last one first: the end of a path should be overwritten first
             if not self.disk.touch(each.content_key) and len(self._noted) < MAX_NOTED:
                 self._noted.setdefault(each.content_key, Noted(each))
         if self._kv.windows:
-            # Where others may go on: after the whole, after the prompt, and where this one was found to begin.
+            # Other sequences may go on after the whole, after the prompt, or where this one began after a cache hit.
             ends = {len(path), (seq.request.num_prompt_tokens - 1) // size, seq.num_cached_tokens // size}
             self._note_windows(path, [end * size for end in ends if 0 < end <= len(path)])
 
     def _note_windows(self, path: list[CacheNode], borders: list[int]) -> None:
-        """What further page groups need to start at one of these positions."""
+        """Note the pages that further page groups need to start at one of these positions."""
         for number, group in enumerate(self._kv.windows, 1):
             for index in {i for end in borders for i in range(group.first_needed(end), end // group.page_size)}:
                 node = path[group.depth_of(index)]
@@ -317,7 +317,7 @@ class DiskMoves:
                     self._noted.setdefault(key, Noted(node, number, index))
 
     def advance(self, *, is_idle: bool) -> None:
-        """Do what is due before the next plan."""
+        """Before the next plan: end waits that took too long, and order noted pages to be written."""
         if self._fetches:
             self._expire()
         if self._noted and self._store_id < 0 and self.disk.is_listed:
@@ -338,7 +338,7 @@ class DiskMoves:
             if page >= 0:
                 host.hold(page)
             elif (page_id := self._page_of(noted)) < 0:
-                del self._noted[key]  # evicted, and nobody else has it
+                del self._noted[key]  # evicted, and in no other tier
                 continue
             elif (page := host.take()) < 0:
                 break  # later
@@ -368,7 +368,7 @@ class DiskMoves:
 
     @property
     def num_moving(self) -> int:
-        """Pages in orders that are not answered yet; for checks."""
+        """Pages in unanswered orders to the worker; for checks."""
         return sum(len(move.keys) for move in self._moves.values())
 
     @property
@@ -378,19 +378,19 @@ class DiskMoves:
 
     @property
     def awaits_plan(self) -> bool:
-        """Whether a plan must go even if it computes nothing: its copies are waited for."""
+        """Whether a plan must be sent even if it computes nothing, because messages wait behind its copies."""
         return bool(self._after_plan and self._kv.copies.src)
 
     def take_messages(self) -> list[Message]:
-        """Return the messages for the worker, in order, to be sent after the plan that was made last."""
+        """Return the messages for the worker, in order; send them after the plan that was made last."""
         messages, self._messages = self._messages, []
-        if not self._kv.copies.src:  # a plan has taken those that were asked for
+        if not self._kv.copies.src:  # a plan has taken all requested copies
             messages += self._after_plan
             self._after_plan.clear()
         return messages
 
     def drop_cached(self) -> None:
-        """Forget all content, what is under way included."""
+        """Forget all content, including pages under way."""
         self._noted.clear()
         self._voided.update(self._moves)
         for page in self.held_pages():
@@ -426,11 +426,11 @@ class DiskMoves:
         return len(self._moves[fetch.move_id].keys), max(0.0, fetch.deadline - self._kv.now)
 
     def fetches(self) -> dict[Request, Fetch]:
-        """Return what is waited for; for checks."""
+        """Return what each request waits for; for checks."""
         return self._fetches
 
     def held_pages(self) -> list[int]:
-        """Return the host pages that this holds, once for each holder; for checks."""
+        """Return the host pages held here, once per holder; for checks."""
         of_moves = [page for move in self._moves.values() for page in move.host_pages]
         return of_moves + [page for fetch in self._fetches.values() for page in fetch.held]
 
@@ -459,7 +459,7 @@ class DiskMoves:
 def make_moves(
     num_places: int, kv: KVPages, waiting: WaitingQueue, totals: DiskTotals, pace: PrefillPace
 ) -> DiskMoves | None:
-    """Return the moves of a worker; None if it has no disk tier, or nothing to write there."""
+    """Return a worker's disk moves; None if it has no disk tier, no host tier, or no prefix cache."""
     if not num_places or kv.tiers is None or kv.cache is None:
         return None
     return DiskMoves(DiskTier(num_places), kv, waiting, totals, pace.compute_us)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from penstock.core.steps.drafts import DraftOutcome
 from penstock.ipc.messages import DraftStats
 
-_MEMORY = 0.99  # of a step, for the acceptance of late
+_MEMORY = 0.99  # decay per step, for the recent acceptance rate
 
 
 @dataclass(slots=True)
 class DraftTotals:
-    """They survive workers and only grow, but for what was saved."""
+    """They survive workers and only grow, except for the time saved."""
 
-    num_steps: int = 0  # for which a drafter was asked
+    num_steps: int = 0  # steps for which a drafter was asked
     num_guessed: int = 0
     num_accepted: int = 0
     guessed_at: list[int] = field(default_factory=list)  # by position: the first guess of a row, the second, ...
@@ -23,7 +23,7 @@ class DraftTotals:
     _accepted_of_late: float = 0.0
 
     def note(self, outcome: DraftOutcome, saved_us: float) -> tuple[int, int]:
-        """A step with drafts has returned; return how many tokens were guessed in it, and how many accepted."""
+        """Count a step with drafts that has returned; return how many tokens it guessed, and how many were accepted."""
         self.num_steps += 1
         self.draft_us += outcome.num_draft_us
         self.saved_us += saved_us

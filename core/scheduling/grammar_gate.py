@@ -1,17 +1,17 @@
-"""Which waiting requests may enter a row as far as grammars go: those whose grammar the worker has prepared.
+"""Lets a waiting request with a grammar enter a row only once the worker has prepared the grammar.
 
     head of the queue ── admits? ──▶ ready: it enters
                              │ not yet: the worker is asked once per text, the request is held beside the queue
                              ▼
     PrepareGrammar ──▶ worker, beside its steps ──▶ GrammarPrepared: held requests are queued again
 
-A grammar is live from the request to the worker until no request needs it any more. Live grammars are limited in number
-and in bytes, to bound the worker's memory; a request that finds no room is held until there is some. Pure bookkeeping,
-like the scheduler that owns it.
+A grammar is live from the time the worker is asked for it until no request needs it. Live grammars are limited in
+number and in bytes, to bound the worker's memory; a request that finds no room is held until there is some. Pure
+bookkeeping, like the scheduler that owns it.
 
-A worker that dies may have died of the grammar that it was making, or of the step that it computed meanwhile. So that
-grammar is suspected, and is made next time while no step is planned (`trial`): if a worker dies of it again, with
-nothing else to do, it was the grammar.
+A worker may die of the grammar that it is preparing, or of the step that it computes meanwhile. So the grammar is only
+suspected, and prepared next time while no step is planned (`trial`). If the worker dies again, with nothing else to do,
+the grammar was the cause.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 30
 """Limit over all live grammars in the worker, by their estimated sizes."""
 
 BYTES_IN_USE = 4 << 20
-"""How much an ordinary grammar's automaton grows while rows use it, in addition to its initial size."""
+"""Bytes that an ordinary grammar's automaton grows beyond its initial size while rows use it."""
 
 Messages = list[PrepareGrammar | DropGrammar]
 
@@ -61,15 +61,15 @@ class GrammarGate:
     def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
         self._waiting = waiting
         self._max_live = max_live
-        self._live: dict[str, _Live] = {}  # by text, in the order of the requests to the worker
+        self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
         self._ids: dict[int, _Live] = {}
         self._num_made = 0  # ids are never reused
         self._num_bytes = 0
-        self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
+        self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
         self.messages: Messages = []  # for the worker, until they are taken
         self._suspected: set[str] = set()  # texts over which a worker may have died
         self.trial: _Live | None = None
-        """One of them that is being made: no step is to run beside it."""
+        """The suspected grammar that is being prepared: no step may run beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -114,7 +114,7 @@ class GrammarGate:
         return []
 
     def leave(self, request: Request) -> None:
-        """A request has ended, or is paused: it no longer needs its grammar."""
+        """A request has ended or is paused: it no longer needs its grammar."""
         live = self._ids.get(request.grammar_id)
         request.grammar_id = 0
         if live is not None:
@@ -125,10 +125,10 @@ class GrammarGate:
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
             self._end_trial(live)
-        # Even without a grammar of its own: it may have been next to use the room of a request that left before.
+        # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
-                return  # at the head it asks again
+                return  # it asks again at the head of the queue
 
     def take_messages(self) -> Messages:
         """Return the pending messages for the worker, in order."""
@@ -136,7 +136,7 @@ class GrammarGate:
         return messages
 
     def reset(self, max_live: int, *, has_died: bool, was_idle: bool) -> list[Request]:
-        """Forget the old worker's grammars: all are requested again when their requests' turn comes.
+        """Forget the old worker's grammars: each is requested again when its requests' turn comes.
 
         Args:
             max_live: how many the new worker may have.
@@ -149,7 +149,7 @@ class GrammarGate:
         self._max_live = max_live
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
-        if has_died and unready is not None:  # the worker makes one at a time
+        if has_died and unready is not None:  # the worker prepares one at a time
             if unready is self.trial and was_idle:
                 self._suspected.discard(unready.text)
                 culprits = list(unready.users)

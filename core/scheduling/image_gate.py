@@ -1,16 +1,17 @@
-"""Which waiting requests may enter a row as far as images go: those whose embeddings the worker has.
+"""Lets a waiting request with images enter a row only once the worker has their embeddings.
 
-    head of the queue ── admits? ──▶ all that it still has to compute is embedded: it enters
+    head of the queue ── admits? ──▶ all images that it still has to compute are embedded: it enters
                              │ not yet: the request is held beside the queue, in its tenant's line
                              ▼
     lines, in turns ── room? ──▶ EncodeImage ──▶ worker, beside its steps ──▶ ImageEncoded: it is queued again
 
-Embeddings are found by their image's key, so an image is encoded once for all who show it, and stays until its room
-is needed: the longest unused ones go first, and none that somebody still has to compute with. Their bytes are bounded,
-and so are the images under way at a time: whoever sends many waits for himself. Pure bookkeeping, like the scheduler.
+Embeddings are found by their image's key, so an image is encoded once for all requests that show it. It stays until
+its room is needed: the longest unused ones go first, and one that a request still has to compute with never goes. The
+bytes are bounded, and so are the images under way at a time, so a tenant that sends many images delays only itself.
+Pure bookkeeping, like the scheduler.
 
-A worker that dies may have died of the image that it was encoding. So that image is suspected, and is encoded next time
-while no step is planned (`trial`): if a worker dies of it again, with nothing else to do, it was the image.
+A worker may die of the image that it is encoding. So the image is suspected, and encoded next time while no step is
+planned (`trial`). If the worker dies again, with nothing else to do, the image was the cause.
 """
 
 from collections import OrderedDict, deque
@@ -22,13 +23,13 @@ from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, Imag
 from penstock.ipc.page_keys import image_marks
 
 MAX_UNDER_WAY = 4
-"""Images that the worker is asked for at a time, unless a single request has more."""
+"""Most images that the worker is asked for at a time, unless a single request has more."""
 
 Messages = list[EncodeImage | DropEmbedding]
 
 
 def refitted(request: Request, limits: WorkerLimits) -> Refusal | None:
-    """Note what tells a request's pages with images apart on this worker; return why it cannot compute them."""
+    """Set what tells apart a request's pages with images on this worker; return a refusal if it cannot compute them."""
     request.marks = image_marks(request.images, limits.page_size)
     return check_images(request.images, request.num_prompt_tokens, limits)
 
@@ -42,7 +43,7 @@ class _Live:
         self.embedding_id = embedding_id
         self.key = key
         self.num_bytes = num_bytes
-        self.users: dict[Request, int] = {}  # and behind which position they need it no more
+        self.users: dict[Request, int] = {}  # request -> the position behind which it no longer needs the image
         self.is_ready = False
 
 
@@ -55,22 +56,22 @@ class ImageGate:
     )  # fmt: skip
 
     def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int) -> None:
-        """`position_bytes`: of one position's embedding."""
+        """`position_bytes`: size of one position's embedding."""
         self._waiting = waiting
         self._max_bytes = max_bytes
         self._position_bytes = position_bytes
-        self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, the longest unused first
+        self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, longest unused first
         self._ids: dict[int, _Live] = {}
         self._num_made = 0  # ids are never reused
-        self._asking: dict[Request, list[ImageRef]] = {}  # held, and what it needs
-        self._lines: dict[str, deque[Request]] = {}  # of these, those without room: by tenant, the next one first
+        self._asking: dict[Request, list[ImageRef]] = {}  # held request -> the images it needs
+        self._lines: dict[str, deque[Request]] = {}  # held for lack of room: by tenant, the next one first
         self._suspected: set[bytes] = set()  # keys of images over which a worker may have died
         self._num_encoded = self._num_found = self._num_us = 0
         self.num_bytes = 0
         self.num_under_way = 0
         self.messages: Messages = []  # for the worker, until they are taken
         self.trial: _Live | None = None
-        """A suspected one that is being encoded: no step is to run beside it."""
+        """The suspected image that is being encoded: no step may run beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -78,7 +79,7 @@ class ImageGate:
     def admits(self, request: Request, num_tokens: int) -> bool:
         """Return whether a request at the head of the queue may enter a row; otherwise it is held, off the queue.
 
-        `num_tokens`: how many it need not compute.
+        `num_tokens`: tokens of it that need not be computed.
         """
         needed = [image for image in request.images if image.start + image.length > num_tokens]
         found = [live for image in needed if (live := self._live.get(image.key)) is not None and live.is_ready]
@@ -97,7 +98,7 @@ class ImageGate:
         return True
 
     def advance(self) -> None:
-        """Let the worker encode for those in line, as far as there is room."""
+        """Order images of the requests in line, as far as there is room."""
         lines = self._lines
         while lines and self.trial is None:
             tenant, line = next(iter(lines.items()))
@@ -132,12 +133,12 @@ class ImageGate:
         return []
 
     def num_embeddings(self, embedding_id: int) -> int:
-        """Of an image; 0 if nobody needs it any more."""
+        """Return how many embeddings an image has; 0 if no request needs it any more."""
         live = self._ids.get(embedding_id)
         return 0 if live is None else live.num_bytes // self._position_bytes
 
     def leave(self, request: Request) -> None:
-        """A request has ended, or is paused: it needs nothing any more."""
+        """A request has ended or is paused: it no longer needs its images."""
         if request in self._asking:
             self._end_asking(request)
             line = self._lines.get(request.tenant)
@@ -157,7 +158,7 @@ class ImageGate:
         self.advance()
 
     def drop_unused(self) -> None:
-        """Forget what nobody has to compute with."""
+        """Forget the embeddings that no request has to compute with."""
         for live in [live for live in self._live.values() if live.is_ready and not self._is_needed(live)]:
             self._drop(live)
 
@@ -167,7 +168,7 @@ class ImageGate:
         return messages
 
     def reset(self, limits: WorkerLimits, *, has_died: bool, was_idle: bool) -> list[Request]:
-        """Forget the old worker's embeddings: those still needed are made again in their requests' turns.
+        """Forget the old worker's embeddings: those still needed are encoded again when their requests' turn comes.
 
         Args:
             limits: of the new worker.
@@ -180,7 +181,7 @@ class ImageGate:
         self._max_bytes, self._position_bytes = limits.max_embedding_bytes, limits.embedding_bytes
         culprits: list[Request] = []
         unready = next((live for live in self._ids.values() if not live.is_ready), None)
-        if has_died and unready is not None:  # the worker encodes one after the other
+        if has_died and unready is not None:  # the worker encodes one at a time
             if unready is self.trial and was_idle:
                 self._suspected.discard(unready.key)
                 culprits = list(unready.users)
@@ -197,11 +198,11 @@ class ImageGate:
         return culprits
 
     def asking(self) -> dict[Request, list[ImageRef]]:
-        """Return the requests that are held, and what they need."""
+        """Return the requests that are held, and the images that they need."""
         return dict(self._asking)
 
     def embeddings(self) -> dict[int, tuple[int, bool, bool]]:
-        """Return of each embedding its bytes, whether it is ready, and whether it is needed; for checks."""
+        """Return for each embedding its bytes, whether it is ready, and whether it is needed; for checks."""
         return {
             live.embedding_id: (live.num_bytes, live.is_ready, self._is_needed(live)) for live in self._ids.values()
         }
@@ -219,7 +220,7 @@ class ImageGate:
         )
 
     def _begin(self, request: Request, needed: list[ImageRef]) -> bool:
-        """Ask for what is missing; False if there is no room for it now."""
+        """Ask for the missing images; False if there is no room for them now."""
         missing = {image.key: image for image in needed if image.key not in self._live}
         is_suspected = not self._suspected.isdisjoint(missing)
         num_under_way = self.num_under_way
@@ -264,7 +265,7 @@ class ImageGate:
         return True
 
     def _is_needed(self, live: _Live) -> bool:
-        """Whether somebody has still to compute positions of it. Who is preempted later asks again."""
+        """Whether a request has yet to compute positions of this image. A request preempted later asks again."""
         for request, end in list(live.users.items()):
             if request.running and all(seq.num_settled_tokens >= end for seq in request.running):
                 del live.users[request]

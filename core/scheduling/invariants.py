@@ -98,7 +98,7 @@ def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
 
 
 def _holders(scheduler: Scheduler) -> list[PageTables]:
-    """What holds pages beside sequences."""
+    """The holders of pages other than sequences."""
     handovers = scheduler.handovers
     return [] if handovers is None else [*handovers.arrivals.holders(), *handovers.departures.holders()]
 

@@ -1,10 +1,10 @@
-"""Why requests wait, with figures, and what all live ones are doing. Worked out when somebody asks, and only then.
+"""Why requests wait, with figures, and what all live requests are doing. Computed only on demand.
 
     no free pages: needs 12, 3 available, 2 rows end in at most about 40 ms
     `--- kind ---'  `------------------- figures -----------------------'
 
-Kinds are few, and counted in the statistics (`step_record.py`). Times come from what steps have taken so far and from
-the outputs that are left: as predicted by the policy, if it does that, else as many as the requests allow.
+There are few kinds, and the statistics count them (`step_record.py`). Times are estimated from the steps so far and
+from the remaining outputs: as many as the policy predicts, if it does, else as many as the requests allow.
 """
 
 from collections.abc import Collection, Iterator
@@ -33,10 +33,10 @@ PAUSED = "paused: its client does not read"
 
 
 class Reasons:
-    """One look at a scheduler; made when somebody asks, and then dropped."""
+    """A snapshot of one scheduler; made on demand, and then dropped."""
 
     def __init__(self, scheduler: "Scheduler", admissions: Admissions, pace: PrefillPace, blocked_by: str) -> None:
-        """`blocked_by`: kind of the reason of the head of the queue, as of the last step."""
+        """`blocked_by`: why the head of the queue waited in the last step (a kind of reason)."""
         self._scheduler = scheduler
         self._admissions = admissions
         self._pace = pace
@@ -142,7 +142,7 @@ class Reasons:
         return most if predicted is None else min(most, max(1, round(predicted) - seq.num_outputs))
 
     def _rows_for(self, num_pages: int) -> int:
-        """How many of the next rows that end give back so many pages together."""
+        """How many rows must end, the next ones first, to give back that many pages."""
         pool, num_rows = self._scheduler.kv.pool, 0
         for _, _, seq in self.ends():
             if num_pages <= 0:
@@ -153,7 +153,7 @@ class Reasons:
         return num_rows
 
     def _next_ends(self, num_rows: int) -> str:
-        """When so many rows have ended; empty if there are not so many."""
+        """When that many rows will have ended; empty if there are fewer."""
         ends = self.ends()
         if not 0 < num_rows <= len(ends):
             return ""
@@ -172,7 +172,7 @@ def _shown(us: float) -> str:
 
 
 def late_reasons(scheduler: "Scheduler", now: float, seconds: float, most: int) -> dict[Request, str]:
-    """Note why requests wait that have had no row for so long, at most so many, each once; return those."""
+    """Note, once each, why requests have had no row for `seconds`; return those newly noted, at most `most`."""
     late: list[Request] = []
     for request in scheduler.requests.values():
         if request.arrived and request.is_new and not request.waited_for and now - request.arrived > seconds:

@@ -1,7 +1,7 @@
-"""What a result brings: it is checked against its step, then applied, and each owner is told.
+"""Results of steps: each is checked against its step, then applied, and each owner is told.
 
-A result is applied as a whole or not at all. The usual one costs next to nothing for each sequence: its tokens are
-appended, and only sequences for which more may happen are looked at (`SettleCalendar`).
+A result is applied as a whole or not at all. The usual result costs next to nothing for each sequence: its tokens are
+appended, and only sequences for which more may happen are examined (`SettleCalendar`).
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from penstock.ipc.codec import unpack_int32, unpack_tokens
 from penstock.ipc.messages import FinishReason, RowError, SequenceBill, SequenceDelta, StepResult, TokenBatch
 
 Deltas = dict[Owner, list[SequenceDelta]]
-"""What there is to tell, by the owner that each request was added with."""
+"""The deltas to send, by the owner that each request was added with."""
 
 MAX_STEPS_AHEAD = 64
 
@@ -97,16 +97,16 @@ def draft_outcome(step: InFlightStep, result: StepResult, counts: list[int]) -> 
 
 
 def time_of(result: StepResult) -> int:
-    """The microseconds of a step with the device's wait for it, unless it waited for requests to come."""
+    """The microseconds of a step and of the device's wait for it, which counts up to the step's own time."""
     return result.num_forward_us + min(result.num_idle_us, result.num_forward_us)
 
 
 class SettleCalendar:
     """Step id -> sequences for which its result may mean more than a token: a page to cache, the full length.
 
-    A sequence settles one token per step, so it cannot reach its `settle_event` before the step that it is entered for.
-    It may be later (if a step left it out); then it is entered again. After a step with drafts each row is checked, and
-    a sequence that settled more tokens is entered again, for an earlier step.
+    A sequence settles one token per step, so it cannot reach its `settle_event` before the step it is entered for.
+    If a step left it out, it reaches the event later, and is entered again. After a step with drafts each row is
+    checked: a sequence that settled more tokens is entered again, for an earlier step.
     """
 
     __slots__ = ("_due",)
@@ -117,9 +117,9 @@ class SettleCalendar:
     def enter(self, seq: Sequence, step_id: int) -> None:
         """Check the sequence again when it can reach its settle_event, counted from the result of `step_id`.
 
-        Or earlier, if that is far off: entries of sequences that end in the meantime should not stay for long.
+        If that is far off, check earlier: entries of sequences that end in the meantime should not stay for long.
         """
-        # `num_settled_tokens` and `min` are written out: the calls cost 4 % of a step of 256 rows with `KVPages`.
+        # `num_settled_tokens` and `min` are inlined: the calls cost 4 % of a step of 256 rows with `KVPages`.
         num_steps = seq.settle_event - (len(seq.token_ids) - seq.num_unsettled_tokens)
         if num_steps > MAX_STEPS_AHEAD:
             num_steps = MAX_STEPS_AHEAD
@@ -131,7 +131,7 @@ class SettleCalendar:
             entries.append((seq, seq.epoch))
 
     def take(self, step_id: int) -> Collection[Sequence]:
-        """Return the sequences to check with the result of this step, each once; outdated entries are dropped."""
+        """Return the sequences to check after this step's result, each once; drop outdated entries."""
         entries = self._due.pop(step_id, None)
         if entries is None:
             return ()
@@ -184,7 +184,7 @@ class Settling:
         if failed:
             self._end_failed(failed, output)
         for seq in due:
-            if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
+            if seq.row >= 0 and seq.due_step == step_id:  # this step left it out
                 self.calendar.enter(seq, step_id)
         self._totals.num_output_tokens += len(tokens) - num_dropped
         self._totals.num_dropped_tokens += num_dropped
@@ -194,7 +194,7 @@ class Settling:
         return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
 
     def _settle_chunks(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
-        """The chunks of a step, whose tokens are the last ones; returns how many tokens were dropped."""
+        """Settle a step's chunks, whose tokens come last in `tokens`; return how many tokens were dropped."""
         num_dropped = 0
         position = len(tokens) - sum(chunk.samples for chunk in step.chunks)
         for seq, epoch, _, num_new, samples, _ in step.chunks:
@@ -214,9 +214,9 @@ class Settling:
     def _settle_all_decodes(
         self, step: InFlightStep, tokens: list[int], due: Collection[Sequence], output: Deltas
     ) -> set[int]:
-        """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
+        """Settle all decodes in the usual case: none has left its row, no token stops one, and each has one token.
 
-        Returns the positions of sequences that end here nevertheless; only they are in `output`.
+        Returns the positions of sequences that end here by length; only they are in `output`.
         """
         batch = step.decodes
         ended: set[int] = set()
@@ -224,7 +224,7 @@ class Settling:
             append_token(token)
         for seq in due:
             position = batch.positions.get(seq)
-            num_tokens = len(seq.token_ids)  # the properties, written out: there are many of these in a step
+            num_tokens = len(seq.token_ids)  # properties inlined: this runs many times per step
             if position is None or num_tokens - seq.num_unsettled_tokens < seq.settle_event:
                 continue
             if num_tokens >= seq.max_len:
@@ -237,7 +237,7 @@ class Settling:
     def _settle_decodes(
         self, step: InFlightStep, drawn: Iterable[tuple[int, ...]], output: Deltas, *, in_columns: bool
     ) -> tuple[set[int], int]:
-        """The general case. Returns the positions that are not told in columns, and how many tokens were dropped."""
+        """Settle decodes in the general case; return the positions not sent as columns, and how many tokens dropped."""
         apart: set[int] = set()
         num_dropped = 0
         batch, step_id, num_drafts = step.decodes, step.step_id, step.num_drafts
@@ -254,7 +254,7 @@ class Settling:
                 num_dropped += len(new) - len(delta.token_ids)
             else:
                 if len(new) > 1:
-                    self.calendar.enter(seq, step_id)  # it is nearer than was thought
+                    self.calendar.enter(seq, step_id)  # its event is nearer than expected
                 if in_columns and new:
                     continue
                 delta = SequenceDelta(seq.request_id, seq.sequence_idx, new)
@@ -264,14 +264,14 @@ class Settling:
         return apart, num_dropped
 
     def _correct(self, seq: Sequence, num_launched: int, num_tokens: int) -> None:
-        """A step with drafts has returned: what it did not bring is not computed."""
+        """A step with drafts has returned: positions whose drafts were rejected do not count as computed."""
         seq.num_unsure_tokens -= num_launched
         seq.num_computed_tokens -= num_launched - num_tokens
         if seq in self._running.draining and seq.num_computed_tokens < seq.max_computed_tokens:
             self._running.to_decode(seq)
 
     def _settle_sample(self, seq: Sequence, new: tuple[int, ...], step_id: int) -> SequenceDelta:
-        """Tokens, appended already, of which one may be a first or a last one: what comes after a stop is dropped."""
+        """Settle appended tokens that may contain a first or last one; drop those after a stop."""
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None
         if num_kept := _up_to_stop(seq, new):
@@ -297,13 +297,13 @@ class Settling:
         )
 
     def _settle_pages(self, seq: Sequence, step_id: int) -> None:
-        """Cache what is full and settled now, and look at the sequence again when there is more."""
+        """Cache the pages that are now full and settled, and enter the sequence for its next event."""
         self._kv.settle(seq)
         seq.settle_event = self._kv.next_settle_event(seq)
         self.calendar.enter(seq, step_id)
 
     def _end_failed(self, failed: list[tuple[Sequence, RowError]], output: Deltas) -> None:
-        """End failed sequences, and put their last deltas where the ones with the meaningless tokens are."""
+        """End failed sequences; their last deltas replace those with the meaningless tokens."""
         for seq, error in failed:
             if error.code == "invalid_logits":
                 self._totals.num_invalid_logits += 1
@@ -316,31 +316,31 @@ class Settling:
 
 
 def _tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, ...]]:
-    """What `checked_tokens` returned, row by row."""
+    """Split the tokens of `checked_tokens` by row."""
     if not counts:
         return zip(tokens, strict=True)
     return (tuple(tokens[end - count : end]) for end, count in zip(accumulate(counts), counts, strict=True))
 
 
 def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
-    """How many of these tokens, which were appended last, come up to one that stops the sequence; 0 if none does."""
+    """How many of the tokens appended last there are up to one that stops the sequence, included; 0: none stops it."""
     stop_token_ids = seq.stop_token_ids
     if stop_token_ids.isdisjoint(new):
         return 0
-    # Up to min_tokens the worker's sampler masks stop tokens; if one comes anyway, it does not stop.
+    # Up to min_tokens the worker's sampler masks stop tokens; one that comes anyway does not stop the sequence.
     first = max(0, seq.request.sampling.min_tokens - 1 - (seq.num_outputs - len(new)))
     return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
 
 
 def forced_rows(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
-    """Return the rows whose next tokens are forced, and how many; after the result was applied."""
+    """Return the sequences whose next tokens are forced, with how many; call this after applying the result."""
     num_forced = unpack_int32(result.num_forced).tolist()
     rows = zip(_sampling(step), num_forced, strict=False)
     return [(seq, count) for (seq, epoch), count in rows if count > 0 and seq.running_epoch == epoch]
 
 
 def _sampling(step: InFlightStep) -> list[tuple[Sequence, int]]:
-    """The sequences for which a step samples, each with its epoch then."""
+    """The sequences for which a step samples, each with its epoch at that time."""
     return [
         *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
         *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),

@@ -4,9 +4,9 @@
                                ▲                       │
                                └────── preempted ◀─────┘
 
-One rule: each step computes the next chunk of what is known (or will be when the steps in flight
-return) but not computed yet. Up to `pipeline_depth` steps are planned ahead of the results, and one for each further
-stage of a pipeline.
+One rule: each step computes the next chunk of the tokens that are known, or will be known when the steps in flight
+return, but are not computed yet. Up to `pipeline_depth` steps are planned ahead of the results, and one more for each
+further stage of a pipeline.
 """
 
 from collections import deque
@@ -84,7 +84,7 @@ class Scheduler:
         self._options = options
         self.draft_lengths: DraftLengths | None = None  # None: the worker guesses no tokens
         self.draft_totals = DraftTotals()
-        self.drafts_of_last = 0, 0  # tokens guessed and accepted in the step that has returned last
+        self.drafts_of_last = 0, 0  # tokens guessed and accepted in the last step that has returned
         self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
@@ -95,7 +95,7 @@ class Scheduler:
         self.accounts = Accounts(self.totals)
         self.step_size = StepSize(options)
         self.queue_bound = QueueBound(options, self.waiting)
-        self.ended: Deltas = {}  # ends of requests that the policy has refused; whoever has the clock takes them
+        self.ended: Deltas = {}  # ends of requests that the policy has refused, until `take_ended`
         self._pace = PrefillPace(
             options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
         )
@@ -104,7 +104,7 @@ class Scheduler:
         self._disk_totals = DiskTotals()
         self.handovers: Handovers | None = None
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
-        self.images: ImageGate | None = None  # of a model that sees
+        self.images: ImageGate | None = None  # only for a vision model
         self._set_limits(limits)
 
     @classmethod
@@ -113,7 +113,7 @@ class Scheduler:
         return cls(options, WorkerLimits.of(options, hello))
 
     def _follow_policy(self) -> None:
-        """What the policy does not override costs nothing."""
+        """Set up only the hooks that the policy overrides: the others cost nothing."""
         policy = self.policy
         policy.max_delay = self._options.max_policy_delay or policy.max_delay
         self._view = View(self._options, self._pace)
@@ -127,7 +127,7 @@ class Scheduler:
     def _set_limits(self, limits: WorkerLimits) -> None:
         self.limits, num_stages = limits, limits.num_stages
         self.max_in_flight = num_stages + self._options.pipeline_depth
-        """Most plans without a result: one in each stage, and those that wait for the first."""
+        """Most plans without a result: one in each stage, and those that wait for the first stage."""
         before = self.draft_lengths
         lengths = draft_lengths(limits.max_drafts, before.others if isinstance(before, ForcedLengths) else before)
         self.draft_lengths = lengths and ForcedLengths(
@@ -198,9 +198,9 @@ class Scheduler:
         return None
 
     def abort(self, request_id: str, sequence_idx: int = -1, now: float | None = None) -> None:
-        """Drop a request, or one sequence of it; its last deltas will be in `accounts.bills`. Unknown ids are fine.
+        """Drop a request, or one sequence of it; its last deltas will be in `accounts.bills`. Unknown ids are ignored.
 
-        `now`: by the clock of `schedule`; None: as late as the latest call that told it.
+        `now`: by the clock of `schedule`; None: the time of the latest call that gave it.
         """
         self._set_now(now)
         request = self.requests.get(request_id)
@@ -211,7 +211,7 @@ class Scheduler:
                 self.accounts.abort(seq, self.kv.now)
 
     def pause(self, request_id: str, now: float | None = None) -> None:
-        """Take a request out of the batch until `resume`: only its tokens are kept. Unknown ids are fine."""
+        """Take a request out of the batch until `resume`: only its tokens are kept. Unknown ids are ignored."""
         self._set_now(now)
         request = self.requests.get(request_id)
         if request is not None and not request.is_paused:
@@ -222,7 +222,7 @@ class Scheduler:
             self._let_go(request)
 
     def resume(self, request_id: str) -> None:
-        """Continue a paused request, after those that are waiting already. Unknown ids are fine."""
+        """Continue a paused request, after those that are waiting already. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
             self.waiting.resume(request)
@@ -233,8 +233,8 @@ class Scheduler:
     def expire_queued(self, now: float) -> Deltas:
         """End the requests that have waited for their first row for longer than `queue_timeout`; return their deltas.
 
-        Requests that once had a row were admitted and do not expire, nor do requests of an earlier scheduler. Those
-        that the policy refuses end as well.
+        Requests that have had a row do not expire, nor do requests of an earlier scheduler. Those that the policy
+        refuses end as well.
         """
         deltas: Deltas = {}
         self._set_now(now)
@@ -265,12 +265,12 @@ class Scheduler:
     def reset_worker(
         self, hello: WorkerHello | None = None, *, has_died: bool = True, now: float | None = None
     ) -> Deltas:
-        """The worker is gone, or another one is there: everything that it held is lost.
+        """The worker is gone, or another one has come: everything that the old one held is lost.
 
-        Running sequences wait again at their places in the order and will be recomputed from their
-        tokens; steps in flight are forgotten, and the prefix cache is empty. With a hello, the new worker's
-        sizes apply. Returns the ends of sequences that are too long for it, and of a request found to crash workers:
-        if the worker `has_died`, what it had in flight is suspected.
+        Running sequences wait again at their places in the order and will be recomputed from their tokens. Steps
+        in flight are forgotten, and the prefix cache is empty. With a hello, the new worker's sizes apply. If the
+        worker `has_died`, the requests that it had in flight are suspected. Returns the ends of sequences that are
+        too long for the new worker, and of a request found to crash workers.
         """
         self._set_now(now)
         culprit = self.suspects.blame(self.in_flight) if has_died else None
@@ -306,14 +306,14 @@ class Scheduler:
         return deltas
 
     def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
-        """A grammar is ready, or cannot be used; in that case return the ends of the sequences that need it."""
+        """A grammar is ready, or cannot be used; then return the ends of the sequences that need it."""
         deltas: Deltas = {}
         for request in self.grammars.prepared(message):
             self._end(request, message.error, "grammar", deltas)
         return deltas
 
     def image_encoded(self, message: ImageEncoded) -> Deltas:
-        """An image is embedded, or cannot be: as above."""
+        """An image is embedded, or cannot be; then return the ends of the sequences that need it."""
         deltas: Deltas = {}
         for request in [] if self.images is None else self.images.encoded(message):
             self._end(request, message.error, "internal", deltas)
@@ -321,7 +321,7 @@ class Scheduler:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether no step is to run, as the worker is making what may have ended another one."""
+        """Whether no step may run, because the worker is making a grammar or embedding that may have killed one."""
         return self.grammars.trial is not None or (self.images is not None and self.images.trial is not None)
 
     def bound_queue(self, now: float) -> None:
@@ -349,7 +349,7 @@ class Scheduler:
 
     @property
     def wakes_at(self) -> float:
-        """When `schedule` may have something to compute although nothing happens until then: by its clock, or inf."""
+        """When `schedule` may have something to compute even if nothing else happens, by its clock; or inf."""
         return min((each.wakes_at for each in (self.batches, *self._movers) if each is not None), default=inf)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
@@ -387,13 +387,13 @@ class Scheduler:
         num_drafts = [] if self.draft_lengths is None else self._add_drafts(builder, self.draft_lengths, decodes)
         blocked_by = ""
         if running.prefills or self.waiting.num_seqs:
-            # All decodes may come together again, with those whose last token is launched only if its drafts are right.
+            # All decodes may be in one step again, and so may draining sequences if drafts assumed right are rejected.
             num_rows = num_decodes + (0 if self.draft_lengths is None else len(running.draining))
             num_tokens = max(num_rows, len(starts) + sum(num_drafts))
             longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
             most = self.limits.max_num_batched_tokens - num_tokens
             if self.limits.num_stages > 1:
-                num_pending = self.waiting.num_tokens + running.num_pending  # if no prefix of those that wait is cached
+                num_pending = self.waiting.num_tokens + running.num_pending  # if no waiting prefix is cached
                 most = min(most, chunk_for_stages(num_pending, self.limits.num_stages))
             guesses_us = self._guesses_us(num_drafts) if num_drafts else 0.0
             for_prompts = self._pace.room(most, starts, longest_us, guesses_us)
@@ -427,7 +427,7 @@ class Scheduler:
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
-        if self.draft_lengths is not None:  # those whose last tokens are launched may decode again
+        if self.draft_lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
@@ -436,7 +436,7 @@ class Scheduler:
             )
         )  # fmt: skip
         preempted = self._yielding.preempted
-        if preempted or with_record:  # who gets the step, or its record, keeps the list
+        if preempted or with_record:  # the step, or its record, keeps the list
             self._yielding.preempted = []
         record = None
         if with_record:
@@ -450,7 +450,7 @@ class Scheduler:
         return ScheduledStep(plan, record, admitted, preempted)
 
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
-        """Let the worker guess; prompts keep nearly all their room."""
+        """Let the worker guess tokens; prompts keep nearly all their room."""
         running, most = self.running, self.limits.max_num_batched_tokens
         has_prompts = bool(running.prefills or (self.waiting.num_seqs and running.num_free_rows))
         is_awaited = any(step.num_drafts for step in self.in_flight)
@@ -492,7 +492,7 @@ class Scheduler:
             if self.draft_lengths is not None:
                 outcome = self._note_drafts(self.draft_lengths, step, result, counts)
                 guesses_us = 0.0 if outcome is None else self._guesses_us(outcome.num_guessed)
-                if result.drafter_error:  # nothing is guessed any more; what is in flight counts
+                if result.drafter_error:  # guess no more; drafts in flight still count
                     self.draft_lengths = FixedLengths(0)
                     self.limits = replace(self.limits, max_drafts=0)
             self._pace.note(step, result, guesses_us)
@@ -508,7 +508,7 @@ class Scheduler:
         return told
 
     def _guesses_us(self, num_drafts: ListOf[int]) -> float:
-        """What these guesses add to a step's time."""
+        """The microseconds that these guesses add to a step."""
         lengths = self.draft_lengths
         return 0.0 if lengths is None else lengths.guesses_us(sum(num_drafts), max(num_drafts))
 
@@ -526,7 +526,7 @@ class Scheduler:
         return None
 
     def _remove(self, seq: Sequence) -> None:
-        """A sequence ends, for whatever reason: free its row and pages, and remove it from its request."""
+        """A sequence ends, for any reason: free its row and pages, and remove it from its request."""
         request = seq.request
         if seq.row >= 0:
             has_outputs = request.sampling.pooling is None  # otherwise there is nothing to learn about lengths
@@ -549,7 +549,7 @@ class Scheduler:
             self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
-        """A request has ended, or is paused: it waits for nothing."""
+        """A request has ended or is paused: it waits for nothing."""
         if request.sampling.grammar:
             self.grammars.leave(request)
         if request.images and self.images is not None:
@@ -564,7 +564,7 @@ class Scheduler:
         return ended
 
     def _advance_levels(self, levels: Levels, now: float, deltas: Deltas) -> None:
-        """Bring the order up to date, and end those that the policy refuses."""
+        """Bring the order up to date, and end the requests that the policy refuses."""
         if levels.advance(now, self.requests):
             self._yielding.look_again()
         for request, refusal in levels.take_refused():
@@ -587,7 +587,7 @@ class Scheduler:
     # --- figures ----------------------------------------------------------------------------
 
     def reasons(self) -> Reasons:
-        """Return a look at why requests wait now."""
+        """Return a snapshot of why requests wait now."""
         return Reasons(self, self._admissions, self._pace, self._blocked_by)
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:

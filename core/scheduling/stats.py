@@ -22,9 +22,9 @@ class Totals:
     num_steps: int = 0
     num_preemptions: int = 0
     num_admitted: int = 0  # sequences, at their first admission
-    num_completed: int = 0  # sequences that ended in their row, without those whose clients left
-    num_prompt_tokens: int = 0  # of sequences at their first admission
-    num_cached_tokens: int = 0  # of these, not computed: prefix cache, or a sibling's prompt
+    num_completed: int = 0  # sequences that ended in their row, except those whose clients left
+    num_prompt_tokens: int = 0  # of sequences, counted at their first admission
+    num_cached_tokens: int = 0  # of these, tokens not computed: from the prefix cache, or a sibling's prompt
     num_output_tokens: int = 0
     num_invalid_logits: int = 0  # sequences that ended because no token could be sampled from their logits
     num_dropped_tokens: int = 0  # sampled for sequences that had ended, or left their row, in the meantime

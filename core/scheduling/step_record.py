@@ -1,4 +1,4 @@
-"""The scheduler's part of the step trace: what one step does and why. Created only while a trace is written.
+"""The scheduler's part of the step trace: what a step does and why. Created only while a trace is written.
 
 A sequence is named by its request id and its index.
 """
@@ -29,7 +29,7 @@ class Admission(Struct, frozen=True, gc=False):
     sequence_idx: int
     row: int
     num_tokens: int  # known ids
-    num_reused_tokens: int  # of them not computed: prefix cache, the host's pages, or a sibling's prompt
+    num_reused_tokens: int  # of them not computed: from the prefix cache, the host's pages, or a sibling's prompt
     is_fork: bool
     num_host_pages: int = 0  # copied back from the host
 
@@ -40,7 +40,7 @@ class Preemption(Struct, frozen=True, gc=False):
     request_id: str
     sequence_idx: int
     reason: str
-    is_swapped: bool = False  # to the host; otherwise it will be computed again
+    is_swapped: bool = False  # True: to the host; False: it will be computed again
 
 
 class HostRecord(Struct, frozen=True, gc=False):
@@ -54,7 +54,7 @@ class HostRecord(Struct, frozen=True, gc=False):
 
 
 class StepRecord(Struct, frozen=True):
-    """Everything about one step except the times, which the engine loop knows."""
+    """Everything about one step except its times, which the engine loop adds."""
 
     num_rows: int
     num_tokens: int
@@ -68,15 +68,15 @@ class StepRecord(Struct, frozen=True):
     waiting: list[
         tuple[str, int, str]
     ]  # (request id, index, reason with figures), the first MAX_WAITING_SHOWN by turns
-    waiting_reasons: dict[str, int]  # of all
+    waiting_reasons: dict[str, int]  # of all waiting sequences
     predicted_us: int  # time of a step with prompts, under --max-prefill-ms; 0: unknown. `forward_us` is the actual one
     host: HostRecord | None = None  # None: there is no host tier
     num_drafts: list[int] = []  # tokens that may be guessed for each of the first rows; empty: none
-    why_drafts: str = ""  # why so many
+    why_drafts: str = ""  # why that many
 
 
 class ScheduledStep(Struct, frozen=True):
-    """A plan for the worker, who came and went with it, and its record if requested."""
+    """A plan for the worker, the sequences that entered or lost a row with it, and its record if requested."""
 
     plan: StepPlan
     record: StepRecord | None
@@ -85,7 +85,7 @@ class ScheduledStep(Struct, frozen=True):
 
 
 def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
-    """Why sequences wait, and how many for each reason; `blocked_by` is why the head of the queue does."""
+    """How many sequences wait for each reason; `blocked_by` is why the head of the queue waits."""
     head = waiting.head()
     parked = waiting.parked()
     num_parked = sum(len(request.waiting) for request in parked)
@@ -119,7 +119,7 @@ def make_record(
     plan: StepPlan,
     why_drafts: str,
 ) -> StepRecord:
-    """Describe a step whose plan has just been made; `waiting` are the first that wait, and why."""
+    """Describe a step whose plan has just been made; `waiting` are the first waiting sequences, with reasons."""
     rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
     rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
     return StepRecord(

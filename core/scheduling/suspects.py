@@ -1,15 +1,15 @@
-"""Which request crashed a worker: the requests in flight at its death are replayed in halves until one is left.
+"""Finds the request that crashes workers: those in flight at a death are replayed in halves until one is left.
 
     a death     requests in flight become suspects, in groups: the first is on trial, and nothing else is admitted
     passed      the group on trial has recomputed all that was in flight: the next group joins
     a death     during a trial: the group is split in two, and the first half tried alone
-    guilty      a suspect that is alone in flight at a death
+    guilty      a suspect that was alone in flight at a death
 
-A request that was in flight when a worker of another engine died may be computed beside others at once, because most
-deaths are nobody's fault. At a death it is blamed before all that never had one.
+A request that was in flight when another engine's worker died may run beside others at once, because most deaths are no
+request's fault. At the next death it is blamed before requests that were never in flight at one.
 
-Not every death is caused by a request, so a first one costs its suspects only a few steps of waiting. One request
-among n that crashes every worker is found after about log2(n) + 1 deaths.
+Since not every death is caused by a request, a first death costs its suspects only a few steps of waiting. If one
+request among n crashes every worker, it is found after about log2(n) + 1 deaths.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import SamplingParams
 
 _TOKENS_LOST = 4
-"""Of a sequence, at least as many as can have been in flight at a death, and were never told."""
+"""Tokens of a sequence that may have been in flight at a death, and were never reported; at least that many."""
 
 _SECONDS = 600.0
 _MAX_REMEMBERED = 256
@@ -41,7 +41,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.groups: list[list[Request]] = []
-        """Usually there is none, and nobody need ask."""
+        """Usually empty; then `may_run` need not be asked."""
         self._marks: dict[Request, dict[Sequence, int]] = {}  # positions launched when the worker died
         self._brought: dict[Request, dict[Sequence, int]] = {}  # suspected at another engine, up to these positions
 
@@ -54,7 +54,7 @@ class Suspects:
         return list(self._marks)
 
     def bring(self, request: Request) -> None:
-        """A request has arrived that may have ended a worker of another engine."""
+        """A request has arrived that may have killed a worker of another engine."""
         self._forget_innocent()
         self._brought[request] = {seq: seq.num_tokens + _TOKENS_LOST for seq in request.waiting}
 
@@ -65,7 +65,7 @@ class Suspects:
     def blame(self, in_flight: Iterable[InFlightStep]) -> Request | None:
         """A worker died with these steps in flight, and all sequences will be recomputed; return a certain culprit.
 
-        To be called before the sequences leave their rows.
+        Call this before the sequences leave their rows.
         """
         launched = _launched(in_flight)
         on_trial = [request for request in self.groups[0] if request in launched] if self.groups else []
@@ -87,9 +87,9 @@ class Suspects:
         return None
 
     def advance(self) -> None:
-        """Let those go who have passed, or ended; the next group's turn comes when the first one is empty."""
+        """Release suspects that have passed or ended; when the first group is empty, the next group's turn comes."""
         while self.groups:
-            # Whoever is paused would keep all others waiting: he is let go, and suspected again if it was him.
+            # A paused request would keep all others waiting: it is released, and suspected again if it was the cause.
             passed = [
                 request
                 for request in self.groups[0]
@@ -110,20 +110,20 @@ class Suspects:
         return all(seq.num_settled_tokens >= marks.get(seq, 0) for seq in (*request.running, *request.waiting))
 
     def _release(self, requests: list[Request]) -> None:
-        """Drop members of the group on trial."""
+        """Remove requests from the group on trial."""
         for request in requests:
             self.groups[0].remove(request)
             del self._marks[request]
 
 
 def suspect_ids(suspects: Suspects, requests: Iterable[Request], grammars: GrammarGate) -> tuple[str, ...]:
-    """The ids of all these requests of which one may have ended a worker, by itself or by its grammar."""
+    """The ids of those requests that may have killed a worker, by themselves or by their grammars."""
     of_grammars = [request for request in requests if grammars.is_suspected(request.sampling.grammar)]
     return tuple({request.request_id for request in (*suspects.requests, *of_grammars)})
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:
-    """The live sequences of these steps, by request, with the launched positions of each."""
+    """The live sequences of these steps, by request, each with its number of launched positions."""
     found: dict[Request, dict[Sequence, int]] = {}
     for step in in_flight:
         members = [*zip(step.decodes.seqs, step.decodes.epochs, strict=True), *((c.seq, c.epoch) for c in step.chunks)]
@@ -136,13 +136,13 @@ def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence,
 class Culprits:
     """Requests that crashed workers, remembered for a while, so that a repeat is refused without another death.
 
-    Only hashes are kept. They leave out the seed: a request without one gets a new seed each time, and the noise is
-    hardly what crashes a worker.
+    Only hashes are kept. They leave out the seed: a request without one gets a new seed each time, and sampling
+    noise hardly crashes a worker.
     """
 
     def __init__(self) -> None:
         self.known: dict[bytes, float] = {}
-        """Hash -> until when, in this order. Usually there is none, and nobody need ask."""
+        """Hash -> expiry time, in order of expiry. Usually empty; then `knows` need not be asked."""
 
     def note(self, prompt_token_ids: ListOf[int], sampling: SamplingParams, now: float) -> None:
         """Record that a request with this prompt and these parameters crashed workers."""
@@ -153,7 +153,7 @@ class Culprits:
             del self.known[next(iter(self.known))]
 
     def knows(self, prompt_token_ids: bytes, sampling: SamplingParams, now: float) -> bool:
-        """Whether one like this did, not long ago."""
+        """Whether a request like this one crashed workers recently."""
         while self.known and next(iter(self.known.values())) <= now:
             del self.known[next(iter(self.known))]
         return bool(self.known) and _fingerprint(prompt_token_ids, sampling) in self.known

@@ -1,14 +1,14 @@
-"""Prompts that another engine computes: this one, which decodes, has pages ready for them and takes them over.
+"""The decode engine's side of a handover: takes pages for prompts that a prefill engine computes, and has them filled.
 
-    the head of the queue lacks much of its prompt ──▶ pages are taken, as if it were to be computed here; the request
-          is held beside the queue; the prefill engine gets the prompt (`departures.py` is its side), the worker the
+    the head of the queue lacks much of its prompt ──▶ pages are taken as if to compute it here; the request is held
+          beside the queue; the prefill engine gets the prompt (`departures.py` is its side), and our worker the
           pages to fill
-    all pages are filled, and the prompt is computed ──▶ HandoverTaken ──▶ HandoverReleased: what was read is right
+    all pages are filled, and the prompt is computed ──▶ HandoverTaken ──▶ HandoverReleased: the pages are valid
     the prefix cache gets the pages, the request is queued again, and finds all of its prompt but the last page
 
-Up to that moment nothing depends on the other engine. If it is lost, or a transport fails, or the client leaves, the
-pages are free once the worker has said that nothing more is written to them; and the prompt is computed by the next
-engine that was named, or here. Pure bookkeeping, like the scheduler that owns it.
+Until then nothing depends on the other engine. If it is lost, a transport fails, or the client leaves, the pages are
+freed once the worker has said that it no longer writes to them. The prompt is then computed by the next engine that the
+request names, or here. Pure bookkeeping, like the scheduler that owns it.
 """
 
 import secrets
@@ -45,20 +45,19 @@ CONNECT_SECONDS = 2.0
 """How long a prompt waits for the first answer of a prefill engine."""
 
 READ_SECONDS = 60.0
-"""How long pages may come after their prompt has been computed: whoever cannot be reached says nothing."""
+"""How long pages may take to come after their prompt was computed: an unreachable engine sends no error."""
 
 _names = map(f"handover-{secrets.token_hex(6)}-{{}}".format, count(1))
-"""A prefill engine may have prompts of several decode engines."""
+"""Names are unique across engines: a prefill engine may serve several decode engines."""
 
 RoomFor = Callable[[Sequence, Start], tuple[int, int]]
-"""How many pages a sequence needs, and how many it could have (`Admissions`)."""
+"""Returns how many pages a sequence needs, and how many it could have (`Admissions`)."""
 
 Peers = Mapping[str, tuple[KVSource, ...] | None]
-"""Prefill engines by address: how their ranks' pages are read; None while it is being connected to one, and nothing for
-one that is not ready."""
+"""Prefill engines by address, with how their ranks' pages are read. None: connecting; no entry: not ready."""
 
 Namespace = Callable[[str, int], object]
-"""Which pages a prompt of so many tokens may share (`WorkerLimits.namespace`)."""
+"""Returns which pages a prompt of a given length may share (`WorkerLimits.namespace`)."""
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Order(NamedTuple):
 
 
 class Arrival:
-    """Pages that are being filled for a request: a holder of pages, as a sequence is."""
+    """Pages that are being filled for a request. It holds pages as a sequence does."""
 
     __slots__ = (
         "address", "cache_node", "device_us", "due_at", "handover_id", "is_computed", "is_read", "is_there",
@@ -94,10 +93,10 @@ class Arrival:
         self.request = request
         self.handover_id = ""
         self.num_pages = 0  # to be filled
-        self.device_us = 0.0  # what it took there
-        self.num_cached_tokens = 0  # that were in the prefix cache, here or there
+        self.device_us = 0.0  # the prompt's time at the prefill engine
+        self.num_cached_tokens = 0  # found in a prefix cache, here or there
         self.address = address
-        self.token_ids = token_ids  # whole pages of all groups
+        self.token_ids = token_ids  # of whole pages in every page group
         self.num_unsettled_tokens = 0
         self.page_ids: list[int] = []
         self.window_tables: list[WindowTable] = []
@@ -108,8 +107,8 @@ class Arrival:
         self.page_seconds = 0.0
         self.is_computed = False  # the prefill engine has said so
         self.due_at = inf  # until when our worker may read
-        self.is_read = False  # our worker has
-        self.is_there = False  # in the prefix cache
+        self.is_read = False  # our worker has read all pages
+        self.is_there = False  # its pages are in the prefix cache
 
     @property
     def num_settled_tokens(self) -> int:
@@ -125,7 +124,7 @@ class Arrival:
 
 
 class Arrivals:
-    """What one worker's pool gets from other engines."""
+    """The pages that one worker's pool gets from other engines."""
 
     __slots__ = (
         "_arrivals", "_by_id", "_connecting", "_ending", "_kv", "_least", "_messages", "_namespace",
@@ -146,12 +145,12 @@ class Arrivals:
             waiting: where requests are held.
             totals: what is counted.
             namespace: which pages a prompt may share.
-            least: tokens that a prompt must lack.
+            least: tokens that a prompt must lack to be computed elsewhere.
         """
         self.peers: Peers = {}
-        """Set by whoever is connected to prefill engines, and kept up to date."""
+        """Set and kept up to date by the owner of the connections to prefill engines."""
         self.orders: list[Order] = []
-        """For prefill engines; whoever has the sockets takes them."""
+        """Messages for prefill engines; the owner of the sockets takes them."""
         self._kv = kv
         self._waiting = waiting
         self._totals = totals
@@ -159,7 +158,7 @@ class Arrivals:
         self._least = least
         self._unit = max(kv.page_size, *(group.page_size for group in kv.windows)) if kv.windows else kv.page_size
         self._arrivals: dict[Request, Arrival] = {}
-        self._by_id: dict[str, Arrival] = {}  # of those that are not there yet
+        self._by_id: dict[str, Arrival] = {}  # arrivals that are not there yet
         self._ending: dict[str, Arrival] = {}  # given up; the worker may still write to their pages
         self._connecting: dict[Request, float] = {}  # until when each waits
         self._messages: list[ReceiveKV | StopReceivingKV] = []
@@ -167,13 +166,13 @@ class Arrivals:
     # --- a request at the head of the queue --------------------------------------------------
 
     def admits(self, seq: Sequence, start: Start, room_for: RoomFor) -> bool:
-        """Return whether it may enter a row; otherwise it is held until it has its pages, or has to do without."""
+        """Return whether the sequence may enter a row; otherwise it is held until its pages come, or fail to come."""
         request = seq.request
         if not request.prefill_at or request.running or start.is_fork:
             return True
         arrival = self._arrivals.get(request)
         if arrival is not None:
-            if not arrival.is_there:  # others release all that is held
+            if not arrival.is_there:  # other holders release all that is held
                 self._waiting.hold(request)
             return arrival.is_there
         if self._kv.tiers is not None and seq in self._kv.tiers.swapped:
@@ -200,7 +199,7 @@ class Arrivals:
         return True
 
     def _begin(self, seq: Sequence, start: Start, num_tokens: int, address: str, room_for: RoomFor) -> bool:
-        """Take pages and order them to be filled; False if there are not enough."""
+        """Take pages and have them filled; False if there are not enough."""
         kv, request = self._kv, seq.request
         num_of_windows = sum(num_tokens // group.page_size - group.first_needed(num_tokens) for group in kv.windows)
         num_pages = num_tokens // kv.page_size - len(start.page_ids)
@@ -237,7 +236,7 @@ class Arrivals:
     # --- what the others tell -----------------------------------------------------------------
 
     def received(self, message: KVReceived) -> str:
-        """The worker has filled the pages, or writes to them no more. Returns why not, if it should have."""
+        """The worker has filled the pages, or no longer writes to them. Returns an error, or "" if all is well."""
         self._totals.num_received_bytes += message.num_bytes
         self._totals.failed_transports = message.failed_transports
         arrival = self._ending.pop(message.handover_id, None)
@@ -258,7 +257,7 @@ class Arrivals:
     def computed(
         self, handover_id: str, error: str, num_cached_tokens: int = 0, bill: SequenceBill | None = None
     ) -> bool:
-        """The prefill engine has computed a prompt, or cannot. Returns whether anybody has waited for it."""
+        """The prefill engine has computed a prompt, or failed. Returns whether a request waits for that prompt."""
         arrival = self._by_id.get(handover_id)
         if arrival is None:
             return False
@@ -273,7 +272,7 @@ class Arrivals:
         return True
 
     def released(self, message: HandoverReleased) -> None:
-        """The prefill engine has kept the pages while they were read, or not."""
+        """The prefill engine says whether it kept the pages while they were read."""
         arrival = self._by_id.get(message.request_id)
         if arrival is None or not (arrival.is_read and arrival.is_computed):
             return
@@ -289,7 +288,7 @@ class Arrivals:
         self._waiting.release(arrival.request)
 
     def peers_changed(self) -> None:
-        """Engines are there now, or no longer: what waits for one that is lost goes elsewhere."""
+        """Prefill engines have come or gone: requests that wait for a lost one go elsewhere."""
         for arrival in [each for each in self._by_id.values() if not self.peers.get(each.address)]:
             self._fail(arrival)
         for request in list(self._connecting):
@@ -309,12 +308,12 @@ class Arrivals:
             self._drop(arrival)
 
     def unpin(self) -> None:
-        """The head of the queue lacks pages: those that have arrived may be evicted like others in the prefix cache."""
+        """The head of the queue lacks pages: let arrived pages be evicted like any others in the prefix cache."""
         for arrival in [each for each in self._arrivals.values() if each.is_there]:
             self._drop(arrival)
 
     def abandon(self) -> None:
-        """The worker is gone, and all pages with it; only the prefill engines must be told."""
+        """The worker is gone, and all pages with it: only tell the prefill engines, and release the requests."""
         for arrival in self._by_id.values():
             self._order(arrival, AbortRequest(arrival.handover_id))
             self._waiting.release(arrival.request)
@@ -322,7 +321,7 @@ class Arrivals:
             self._waiting.release(request)
 
     def _fail(self, arrival: Arrival) -> None:
-        """The request is queued again, and its prompt is computed by somebody else."""
+        """Queue the request again; another engine, or this one, will compute its prompt."""
         self._totals.num_failed += 1
         request = arrival.request
         request.prefill_at = tuple(each for each in request.prefill_at if each != arrival.address)
@@ -347,12 +346,12 @@ class Arrivals:
 
     @property
     def wakes_at(self) -> float:
-        """When the first request has waited long enough for an engine to answer, or for pages; inf if none waits."""
+        """When the first request stops waiting for an engine's answer, or for pages; inf if none waits."""
         due = (arrival.due_at for arrival in self._by_id.values() if not arrival.is_read)
         return min(min(self._connecting.values(), default=inf), min(due, default=inf))
 
     def expire(self) -> None:
-        """Let those go on that have waited for too long."""
+        """Release requests that have waited too long."""
         for request, until in self._connecting.items():
             if until <= self._kv.now:
                 self._waiting.release(request)
@@ -360,7 +359,7 @@ class Arrivals:
             self._fail(arrival)
 
     def take_messages(self) -> list[ReceiveKV | StopReceivingKV]:
-        """Return the messages for the worker; call this when the plan is sent that has the copies asked for so far."""
+        """Return the messages for the worker; call this after sending the plan with the copies requested so far."""
         if self._kv.copies.src:
             return []
         messages, self._messages = self._messages, []
@@ -368,12 +367,14 @@ class Arrivals:
 
     @property
     def awaits_plan(self) -> bool:
-        """Whether a plan must go even if it computes nothing: its copies come before pages are filled."""
+        """Whether a plan must be sent even if it computes nothing: its copies must come before pages are filled."""
         return bool(self._messages and self._kv.copies.src)
 
     def entered(self, seq: Sequence, num_tokens: int) -> int:
-        """A sequence has got a row, and begins after so many tokens: it waits for nothing any more, and has to pay for
-        what the prefill engine did. Returns how many of the tokens nobody has computed for it."""
+        """A sequence has got a row, and begins after `num_tokens`: end its wait, and bill the prefill engine's time.
+
+        Returns how many of these tokens came from a prefix cache, here or there.
+        """
         arrival = self._arrivals.get(seq.request)
         if arrival is None:
             self._connecting.pop(seq.request, None)
@@ -398,12 +399,12 @@ class Arrivals:
         return f"{arrival.num_unsettled_tokens:,} tokens that a prefill engine computes"
 
     def holders(self) -> ListOf[Arrival]:
-        """Return whoever holds pages here; for checks."""
+        """Return the arrivals that hold pages; for checks."""
         return [*self._arrivals.values(), *self._ending.values()]
 
 
 def _order_of(seq: Sequence, arrival: Arrival, num_there: int, now: float) -> AddRequest:
-    """What the prefill engine is asked for: the tokens whose pages are handed over, on behalf of the same tenant."""
+    """The request to the prefill engine: the tokens whose pages are handed over, on behalf of the same tenant."""
     request = seq.request
     left = 0.0 if request.deadline == inf else max(0.001, request.deadline - now)
     due = 0.0 if request.first_token_due == inf else max(0.001, request.first_token_due - now)

@@ -1,13 +1,13 @@
-"""Prompts that this engine computes for another one, and whose pages it keeps until they have been read.
+"""The prefill engine's side of a handover: computes prompts for other engines, and keeps their pages until read.
 
-    AddRequest with `handover_from` ──▶ an ordinary request with one token of output, which nobody reads
+    AddRequest with `handover_from` ──▶ an ordinary request with one token of output, which is not used
     each plan with a chunk of it    ──▶ OfferKV before the plan: the pages that this chunk completes, and at first those
                                         that the prefix cache had; the worker tells the reader, layer by layer
     it ends                         ──▶ its pages stay with `Kept` instead of being released
     HandoverTaken                   ──▶ they are released; the answer says whether they were kept until then
 
-If the sequence loses its row before the end, pages that were offered go to others: then the handover has failed, and
-the other engine computes the prompt. Nothing here is told twice, and a reader that comes late reads nothing wrong.
+If the sequence loses its row before the end, offered pages are reused. The handover has then failed, and the other
+engine computes the prompt. Nothing is announced twice, and a late reader never takes wrong data.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ LOST = "the prefill engine could not keep the pages of this prompt"
 
 
 class Departure:
-    """A prompt that is computed for another engine: at first pages are its sequence's, then they are kept here."""
+    """A prompt that is computed for another engine. Its sequence holds the pages first; then they are kept here."""
 
     __slots__ = (
         "cache_node",
@@ -44,7 +44,7 @@ class Departure:
         self.owner = request.owner
         self.num_tokens = request.num_prompt_tokens
         self.num_pages = 0  # offered
-        # By page group: the next page to offer. What lies behind the window of the last position is of no use.
+        # By page group: the next page to offer. Pages that the last position's window does not reach are not needed.
         self.next_indices = [num_there // kv.page_size] + [
             max(group.first_needed(self.num_tokens), num_there // group.page_size) for group in kv.windows
         ]
@@ -54,7 +54,7 @@ class Departure:
 
 
 class Departures:
-    """What one worker's pool has for other engines."""
+    """The pages that one worker's pool has for other engines."""
 
     __slots__ = ("_broken", "_departures", "_kv", "_messages", "_totals")
 
@@ -66,11 +66,11 @@ class Departures:
         self._messages: list[OfferKV | WithdrawKV] = []
 
     def has(self, request_id: str) -> bool:
-        """Whether there is a handover of this name: its request may have ended."""
+        """Whether there is a handover of this name, even if its request has ended."""
         return request_id in self._departures
 
     def begin(self, request: Request, num_there: int) -> None:
-        """A request for a handover has been accepted; the other side has so many tokens."""
+        """A request for a handover was accepted; the other engine has its first `num_there` tokens."""
         self._departures[request.request_id] = Departure(request, num_there, self._kv)
 
     def offer(self, chunks: Iterable[Chunk], step_id: int) -> None:
@@ -109,7 +109,7 @@ class Departures:
         return True
 
     def taken(self, request_id: str, owner: Owner) -> bool:
-        """The other engine has read all pages. Returns whether they have been kept until now."""
+        """The other engine has read all pages. Returns whether they were kept until now."""
         departure = self._departures.get(request_id)
         if departure is None or departure.request is not None or departure.owner != owner:
             return False
@@ -119,7 +119,7 @@ class Departures:
         return True
 
     def leave(self, request_id: str, owner: Owner) -> bool:
-        """A handover is not wanted any more. Returns whether there was one."""
+        """The other engine no longer wants a handover. Returns whether there was one."""
         departure = self._departures.get(request_id)
         if departure is None or departure.owner != owner:
             return False
@@ -139,12 +139,12 @@ class Departures:
 
     def _forget(self, request_id: str) -> None:
         departure = self._departures.pop(request_id)
-        self._messages.append(WithdrawKV(request_id))  # a reader may follow it although nothing was offered
+        self._messages.append(WithdrawKV(request_id))  # a reader may wait for it even if nothing was offered yet
         if departure.request is None:
             self._kv.release(departure)
 
     def take_broken(self) -> list[Request]:
-        """Return the requests whose pages could not be kept: they must end."""
+        """Return the requests whose pages could not be kept; these requests must end."""
         broken, self._broken = self._broken, []
         return [request for request in broken if request.is_live]
 
@@ -165,5 +165,5 @@ class Departures:
         )
 
     def holders(self) -> ListOf[Departure]:
-        """Return whoever holds pages here; for checks."""
+        """Return the departures that hold pages; for checks."""
         return [each for each in self._departures.values() if each.request is None]

@@ -1,4 +1,4 @@
-"""Both sides of prefill and decode apart, as the scheduler meets them. An engine may have both at the same time."""
+"""Both sides of handovers (disaggregated prefill), as the scheduler uses them. One engine may be both at once."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ __all__ = ["Handovers", "Peers"]
 
 
 class Handovers:
-    """What one worker's pool gets from other engines, and has for them."""
+    """The pages that one worker's pool gets from other engines, and those that it has for them."""
 
     __slots__ = ("_totals", "arrivals", "departures")
 
@@ -26,7 +26,7 @@ class Handovers:
         least: int,
         before: "Handovers | None" = None,
     ) -> None:
-        """As in `Arrivals`; `before`: of the worker that is gone."""
+        """Arguments as in `Arrivals`; `before`: the handovers of the worker that is gone."""
         self._totals: HandoverTotals = HandoverTotals() if before is None else before._totals
         self.arrivals = Arrivals(kv, waiting, self._totals, namespace, least)
         self.departures = Departures(kv, self._totals)
@@ -35,12 +35,12 @@ class Handovers:
             self.arrivals.orders, self.arrivals.peers = before.arrivals.orders, before.arrivals.peers
 
     def advance(self) -> list[Request]:
-        """Do what is due before the next plan. Returns the requests of other engines that must end."""
+        """Do what is due before the next plan. Returns the other engines' requests that must end."""
         self.arrivals.expire()
         return self.departures.take_broken()
 
     def planned(self, chunks: Iterable[Chunk], step_id: int) -> None:
-        """A plan has these chunks."""
+        """A plan has these chunks: offer the pages that they complete."""
         self.departures.offer(chunks, step_id)
 
     def keeps(self, seq: Sequence) -> bool:

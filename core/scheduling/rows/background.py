@@ -1,8 +1,8 @@
-"""Work that nobody waits for (`Request.is_background`), beside requests that somebody does wait for.
+"""Background work (`Request.is_background`), which no client waits for, beside requests that clients wait for.
 
-It is behind all others in the queue (`BACKGROUND`), yields its rows and pages to them first, and computes beside
-them only as much as makes a step a little longer: tokens of streams come as if it were not there. With nobody else in a
-row it computes like any other request. There is no bound on its waiting; its owner has one (a batch's window).
+It queues behind all other requests (`BACKGROUND`), and is the first to yield rows and pages to them. Beside them it
+computes only as much as lengthens a step a little, so that streams hardly notice it. When no other request has a row,
+it computes like any other request. Its waiting time is not bounded here; its owner has a bound (a batch's window).
 """
 
 from math import inf
@@ -11,16 +11,16 @@ from penstock.core.scheduling.rows.running import RunningSet
 from penstock.core.steps.prefill_pace import PrefillPace
 
 _PART = 0.1
-"""By how much a step of others may become longer."""
+"""By what part background work may lengthen a step of other requests."""
 
 _UNKNOWN = 8
-"""Rows beside others where a row has been found to cost nothing."""
+"""Background rows beside others if a row was measured to cost nothing."""
 
 
 def make_room(running: RunningSet, pace: PrefillPace) -> float | None:
-    """Set how many rows in the background may decode in the next step; return the microseconds left for their prompts.
+    """Set how many background rows may decode in the next step; return the microseconds left for background prompts.
 
-    None: there is nobody else in a row, so nothing holds them back.
+    None: no other request has a row, so nothing holds them back.
     """
     if not running.has_others:
         running.allow_background(inf)

@@ -1,7 +1,7 @@
-"""Which decodes a plan takes: those of one of several disjoint parts in turn.
+"""Which decodes a plan takes: the decodes are split into disjoint parts, which take turns.
 
-Each stage of a pipeline computes another plan at the same time. Plans that overlap must have no row in common, because
-a row's next token is known only when the last stage has drawn the one before it. So there are as many parts as stages.
+The stages of a pipeline compute different plans at the same time. Overlapping plans must not share a row, because a
+row's next token needs the previous one, which only the last stage draws. So there are as many parts as stages.
 """
 
 from penstock.core.sequences.sequence import Sequence
@@ -9,7 +9,7 @@ from penstock.core.steps.plan_builder import DecodeBatch
 
 
 class DecodeParts:
-    """Decodes by part, of which there are at least two. All are equally large, give or take one sequence."""
+    """The decodes in two or more parts, whose sizes differ by at most one sequence."""
 
     __slots__ = ("_batches", "_members", "_next", "_part_of")
 
@@ -28,15 +28,15 @@ class DecodeParts:
         part = self._take(seq)
         largest = max(range(len(self._members)), key=self._size)
         if len(self._members[largest]) > len(self._members[part]) + 1:
-            # The next plan with it may have to wait for its last token, but only that one.
+            # The next plan with the moved sequence may have to wait for its last token; later plans do not.
             moved = next(reversed(self._members[largest]))
             self._take(moved)
             self._put(moved, part)
 
     def next_batch(self) -> DecodeBatch:
-        """Return the decodes of the part whose turn it is; parts that are empty have none.
+        """Return the decodes of the part whose turn it is; an empty part has none.
 
-        The same object as long as no sequence joins or leaves the part.
+        Returns the same object as long as no sequence joins or leaves the part.
         """
         members, num_parts = self._members, len(self._members)
         turns = (self._next + i for i in range(num_parts))

@@ -1,7 +1,7 @@
-"""Who has a row: the running sequences, what they compute in a step, and the admission of waiting ones.
+"""The running sequences: which have a row, what they compute in a step, and the admission of waiting ones.
 
-Launches come first, and preempt others for the pages that they need. Admission decides which waiting sequences enter a
-row in this step; it never preempts a sequence.
+Running sequences are served first, and may preempt others for the pages that they need. Then admission decides which
+waiting sequences enter a row in this step; it never preempts.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,8 +48,8 @@ class RunningSet:
         self.prefills: dict[Sequence, None] = {}
         self.decodes: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}
-        self.background: dict[Sequence, None] = {}  # those of these that nobody waits for
-        self._most_background = inf  # of them may decode in a step
+        self.background: dict[Sequence, None] = {}  # the running ones that no client waits for
+        self._most_background = inf  # how many of them may decode in a step
         self.freed_rows: list[int] = []  # since the last plan
         self.num_entered = 0  # ever
         self.num_left = 0  # ever
@@ -67,12 +67,12 @@ class RunningSet:
 
     @property
     def has_others(self) -> bool:
-        """Whether somebody waits for a running sequence."""
+        """Whether a client waits for some running sequence."""
         return len(self) > len(self.background)
 
     @property
     def num_pending(self) -> int:
-        """How many known tokens of the prefills are still to be computed."""
+        """Known tokens of the prefills that are still to be computed."""
         return sum(seq.num_tokens - seq.num_computed_tokens for seq in self.prefills)
 
     @property
@@ -130,7 +130,7 @@ class RunningSet:
         self.draining[seq] = None
 
     def decode_batch(self) -> DecodeBatch:
-        """Return the decodes for the next plan; the same object as long as none joins or leaves."""
+        """Return the decodes for the next plan; the same object until a sequence joins or leaves."""
         if self._parts is not None:
             return self._parts.next_batch()
         if self._batch is None:
@@ -142,13 +142,13 @@ class RunningSet:
         return self._batch
 
     def allow_background(self, num_rows: float) -> None:
-        """Let so many of the rows in the background decode in the next steps (stages of a pipeline hold none back)."""
+        """Let this many background rows decode in the next steps (with pipeline stages, all of them do)."""
         if num_rows != self._most_background:
             self._most_background = num_rows
             self._batch = None
 
     def victim(self, policy: Policy) -> Sequence:
-        """Return the sequence (there is at least one) that loses its row first: of those in the background, if any."""
+        """Return the sequence that loses its row first, a background one if possible. At least one must be running."""
         return policy.victim(self.background or self)
 
     def _decodes_no_more(self, seq: Sequence) -> None:
@@ -182,7 +182,7 @@ class Launches:
         has_drafts: bool,
         images_are_whole: bool = False,
     ) -> None:
-        """`preempt` takes a sequence's row and pages, for a reason."""
+        """`preempt(sequence, reason)` takes the sequence's row and pages."""
         self._running = running
         self._kv = kv
         self._policy = policy
@@ -191,24 +191,24 @@ class Launches:
         self._num_parts = num_parts
         self._last: DecodeBatch | None = None
         self.num_context = 0
-        """Sum of the positions of the decodes launched last."""
+        """Sum of the positions of the decodes that were launched last."""
         self._has_drafts = has_drafts
         self._images_are_whole = images_are_whole
         self._unsent: list[tuple[Sequence, int, Pages]] = []
-        """Pages, too few for an image, of a sequence in an epoch: they go with its next chunk."""
+        """Pages, too few for a whole image, of a sequence in an epoch: they are sent with its next chunk."""
         self.takes_all = num_parts == 1
-        """Whether each step is to have all decodes."""
+        """Whether each step takes all decodes."""
         self.is_stalled = False
-        """In this step, a sequence waits for pages of others that are about to end."""
+        """Whether, in this step, a sequence waits for pages of others that are about to end."""
 
     def decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
-        """Begin a step: launch one token of each decode. Returns those decodes, and each one's position."""
+        """Begin a step: launch one token of each decode. Returns these decodes and their positions."""
         self.is_stalled = False
         decodes, starts = self._decodes_of_part(builder)
         if not starts and self._num_parts > 1:  # if one part has nothing to compute, another one may
             others = (self._decodes_of_part(builder) for _ in range(1, self._num_parts))
             decodes, starts = next((each for each in others if each[1]), (DecodeBatch([]), []))
-        if decodes is self._last and self.takes_all and not self._has_drafts:  # each is one token further
+        if decodes is self._last and self.takes_all and not self._has_drafts:  # each has advanced by one token
             self.num_context += len(starts)
         else:
             self._last, self.num_context = decodes, sum(starts)
@@ -217,8 +217,8 @@ class Launches:
     def _decodes_of_part(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         batch = self._running.decode_batch()
         seqs = batch.seqs
-        # No budget check is needed here: admissions only use what all running rows leave over, so there
-        # are never more running rows than tokens in a step.
+        # No budget check is needed: admissions use only what the running rows leave over, so there are never more
+        # running rows than tokens in a step.
         num_preemptions = self._totals.num_preemptions
         starts: list[int] = []
         append_start = starts.append
@@ -246,7 +246,7 @@ class Launches:
             return False
         while not kv.reserve_next(seq):
             if running.draining or (kv.windows and seq.num_inflight_tokens):
-                # Their pages, or its own behind a window, come back with results in flight: cheaper than preempting.
+                # Pages of draining rows, or its own behind a window, come back with results: cheaper than preempting.
                 self.is_stalled = True
                 return False
             victim = running.victim(self._policy)
@@ -267,7 +267,7 @@ class Launches:
     def prefills(self, builder: PlanBuilder, room: Room, behind: Room | None, *, is_alone: bool) -> None:
         """Launch the next chunks of prefills; `is_alone`: nothing else is in this step or in flight.
 
-        `behind`: the room for those in the background; None: there are none, or the same room is theirs, too.
+        `behind`: the room for background prefills; None: there are none, or they share `room`.
         """
         seqs = list(self._running.prefills)
         if behind is not None:
@@ -290,8 +290,8 @@ class Launches:
                 end = whole_end(seq, start, end, start + room.num_tokens)
                 num_tokens = end - start
                 if end == start:
-                    continue  # until a step has room for all of the image
-            if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
+                    continue  # wait for a step with room for the whole image
+            if end > seq.launch_limit:  # only with window groups: they get pages chunk by chunk
                 least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
                 self._send_pages(seq, builder)
                 num_tokens = min(end, self._grow(seq, end, least, builder, is_alone and not builder.chunks)) - start
@@ -327,7 +327,7 @@ class Launches:
 
         With less than `least` it could compute nothing.
 
-        Nothing in this step or in flight is preempted for them: its pages come back anyway, or it continues.
+        Sequences in this step or in flight are not preempted for this: their pages come back anyway, or they continue.
         """
         pages = self._kv.grow(seq, end)
         while is_alone and seq.launch_limit < least:
@@ -383,8 +383,7 @@ class Admissions:
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
     def hold(self) -> None:
-        """Admit nothing until a sequence has left, because one was preempted. Otherwise sequences that do
-        not fit together would take turns at being preempted and recomputed."""
+        """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever."""
         self._is_held = True
 
     @property
@@ -398,7 +397,7 @@ class Admissions:
         self._blocked = None
 
     def lacks_room(self, seq: Sequence) -> bool | None:
-        """Tell whether there is no row, or not enough pages, for the head of the queue; None if it waits otherwise."""
+        """Whether the head of the queue lacks a row or pages; None if it waits for another reason."""
         if self._suspects.groups and not self._suspects.may_run(seq.request):
             return None
         start = find_start(seq, self._kv)
@@ -431,7 +430,7 @@ class Admissions:
     ) -> str:
         """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
 
-        `behind`: as in `Launches.prefills`. `is_stalled`: a running sequence already lacks a page.
+        `behind`: as in `Launches.prefills`. `is_stalled`: some running sequence lacks a page.
         """
         waiting = self._waiting
         suspects = self._suspects if self._suspects.groups else None
@@ -503,7 +502,7 @@ class Admissions:
         return ""
 
     def gates_admit(self, seq: Sequence) -> bool:
-        """Return whether the worker has what a sequence at the head needs beside pages; otherwise it is held."""
+        """Return whether the worker has the grammar and images of the head of the queue; otherwise the head is held."""
         request = seq.request
         if request.sampling.grammar and not self._grammars.admits(request):
             return False
@@ -513,11 +512,11 @@ class Admissions:
         return start is None or self._images.admits(request, start.num_tokens)
 
     def _first_end(self, seq: Sequence, start: int, room: Room) -> int:
-        """Where its first chunk ends at the earliest; `start` if a step has no room for so much."""
+        """Where the sequence's first chunk ends at the earliest; `start` if a step has no room for that chunk."""
         return whole_end(seq, start, start + 1, start + room.num_tokens)
 
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
-        """Pages of the first group for all known tokens, and one per group with a window: more come with chunks."""
+        """Pages of the first group for all known tokens, and one per window group, which gets more with its chunks."""
         num_fetched = sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)
         if self._images_are_whole and seq.request.images:
             first = start.num_tokens
@@ -526,20 +525,20 @@ class Admissions:
         return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows) + num_fetched
 
     def _give_up_grammar(self, request: Request) -> None:
-        """The request waits until others were tried, which may need its grammar's room: it asks again in its turn."""
+        """Free a waiting request's grammar and images for the requests tried before it; it asks again in its turn."""
         if request.grammar_id and not request.running:
             self._grammars.leave(request)
         if self._images is not None and request.images and not request.running:
             self._images.leave(request)
 
     def _headroom(self) -> int:
-        """Pages kept free for the running rows, so that a new sequence is not preempted for their next tokens."""
+        """Pages kept free for the running rows' next tokens, so that they do not preempt a new sequence at once."""
         sizes = (self._kv.page_size, *(group.page_size for group in self._kv.windows))
         pages_per_row = sum(max(1, 16 // size) for size in sizes)
         return min(len(self._running) * pages_per_row, self._kv.pool.num_pages // 8)
 
     def _lacks_pages_still(self, seq: Sequence) -> bool:
-        # Saves looking up the head's prefix again in each step in which it cannot be admitted anyway.
+        # Saves looking up the head's prefix in every step in which it cannot be admitted anyway.
         blocked = self._blocked
         return blocked is not None and blocked[0] is seq and self._kv.num_available - self._headroom() < blocked[1]
 

@@ -1,7 +1,7 @@
 """How a preempted sequence comes back: from a copy of its pages on the host, or computed again.
 
-`auto` compares what both would take: copying its pages there and back, at the speed at which the worker's copies were
-seen to run, and computing its tokens, as `PrefillPace` has learned it. Before that is known, it copies.
+`auto` compares two times: copying its pages there and back, at the measured speed of the worker's copies, and computing
+its tokens, as `PrefillPace` has learned it. Until both are known, it copies.
 """
 
 from penstock.core.config.options import PreemptionKind
@@ -13,18 +13,18 @@ from penstock.ipc.messages import StepResult
 
 _FORGETTING = 0.9
 _NUM_FIRST_PAGES = 16
-"""The speed that the worker measured at its start counts like a step that copied so many pages."""
+"""The copy speed that the worker measures at its start has the weight of a step that copied this many pages."""
 
 
 def make_swapping(
     kind: PreemptionKind, tiers: Tiers | None, limits: WorkerLimits, pace: PrefillPace
 ) -> "Swapping | None":
-    """Return what decides; None without a host tier."""
+    """Return the `Swapping` of a worker; None without a host tier."""
     return None if tiers is None else Swapping(kind, tiers, limits, pace)
 
 
 class Swapping:
-    """Decides for each preempted sequence, and swaps it out if that is what is decided."""
+    """Decides for each preempted sequence whether to swap it out, and does so."""
 
     __slots__ = ("_kind", "_num_bytes", "_num_us", "_pace", "_page_bytes", "_step_tokens", "_tiers")
 
@@ -46,11 +46,11 @@ class Swapping:
         return self._tiers.swap_out(seq)
 
     def swap_us(self, num_pages: int) -> float:
-        """Return the microseconds of copying so many pages there and back; 0 if that is not known."""
+        """Return the microseconds to copy this many pages there and back; 0 if unknown."""
         return 2 * num_pages * self._page_bytes * self._num_us / self._num_bytes if self._num_bytes else 0.0
 
     def note(self, result: StepResult) -> None:
-        """A result tells how long copies took."""
+        """Learn the speed of copies from a result."""
         self._num_bytes = self._num_bytes * _FORGETTING + result.num_copied_pages * self._page_bytes
         self._num_us = self._num_us * _FORGETTING + result.num_copy_us
         self._tiers.totals.num_copy_us += result.num_copy_us

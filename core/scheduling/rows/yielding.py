@@ -1,12 +1,13 @@
-"""Running sequences that give their rows, and pages, to others. A waiting one gets them for two reasons, after those of
-all work in the background (`background.py`).
+"""Preemption in favour of waiting sequences: running ones give up their rows and pages.
 
-By level: under a policy that preempts, its victim yields if it has a higher level.
+Background work yields first (`background.py`). Other sequences yield for two reasons:
 
-By share: rows of long sequences rarely become free. So that nobody keeps all others from a first token with them, a
-tenant without a row takes one from the tenant with the most rows, and a group without one from the largest group of its
-tenant, provided that the loser has many rows, and more than its share. The sequence that has had its row for the
-longest time yields and goes to the end of the line, so that all of them make progress.
+By level: under a policy that preempts, its victim yields if it is on a higher level.
+
+By share: rows of long sequences rarely become free, and one tenant could keep all others from a first token with them.
+So a tenant without a row takes one from the tenant with the most rows, and a group without a row takes one from the
+largest group of its tenant, if the loser has many rows, and more than its share. The sequence that has had its row for
+the longest time yields. It goes to the end of the line, so that all sequences make progress.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from penstock.core.sequences.waiting_queue import WaitingQueue
 
 _LEAST_ROWS = 2
 _LEAST_PART = 8
-"""A tenant with less than an eighth of all rows makes nobody wait."""
+"""A tenant with less than an eighth of all rows loses none by share."""
 
 _order = attrgetter("order")
 
@@ -31,7 +32,7 @@ _NOBODY: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)
 
 
 class Yielding:
-    """Preempts sequences of one worker, each for another one."""
+    """Preempts sequences of one worker in favour of others."""
 
     __slots__ = (
         "_admissions", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
@@ -57,7 +58,7 @@ class Yielding:
         self._totals = totals
         self._vacate = vacate
         self.preempted: list[Preemption] = []  # since the last plan
-        self._nobody_yields_to = _NOBODY  # until sequences come or go
+        self._nobody_yields_to = _NOBODY  # holds until sequences come or go
 
     def look_again(self) -> None:
         """The order of waiting sequences has changed."""
@@ -80,7 +81,7 @@ class Yielding:
         if policy.preempts and not head.request.is_overdue:
             while (victim := by_level(head, running, policy)) is not None and self._admissions.lacks_room(head):
                 if not self._admissions.gates_admit(head):
-                    return  # its grammar, or an image, is not ready: it is held until its turn comes again
+                    return  # its grammar or an image is not ready: it is held until its next turn
                 self.preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
                 self._admissions.favour(head)
             if victim is not None:
@@ -98,8 +99,10 @@ class Yielding:
         self._nobody_yields_to = state
 
     def preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
-        """Take back a running sequence's pages. Its settled full pages are in the prefix cache already, or are on the
-        host before anybody can write to them."""
+        """Take back a running sequence's pages.
+
+        Its settled full pages stay in the prefix cache, or are copied to the host before they can be overwritten.
+        """
         self._totals.num_preemptions += 1
         assert seq.account is not None
         seq.account.num_preemptions += 1
@@ -111,7 +114,7 @@ class Yielding:
 
 
 def by_level(head: Sequence, running: RunningSet, policy: Policy) -> Sequence | None:
-    """Return the sequence that yields to a waiting one of a lower level, or None. None may be draining."""
+    """Return the sequence that yields to a waiting one on a lower level, or None. No sequence may be draining."""
     found = running.victim(policy) if len(running) and policy.takes_rows(head) else None
     return found if found is not None and policy.yields(found, head) else None
 
@@ -140,11 +143,11 @@ def by_share(head: Sequence, running: RunningSet) -> Sequence | None:
         for seq in (*running.decodes, *running.prefills)
         if seq.request.tenant == tenant and seq.request.group == group
     ]
-    # Levels come first: a sequence of a lower level than the new one keeps its row.
+    # Levels come first: a sequence on a lower level than the new one keeps its row.
     candidates = [seq for seq in candidates if seq.request.level >= request.level]
     return min(candidates, key=_order, default=None)
 
 
 def _many(num_rows: int, num_holders: int) -> int:
-    """The number of rows that is more than a share of these, with one more holder."""
+    """The least number of rows that exceeds a fair share, counting one more holder."""
     return max(_LEAST_ROWS, num_rows // _LEAST_PART, num_rows // (num_holders + 1) + 1)
