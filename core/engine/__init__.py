@@ -1,1 +1,1 @@
-"""The scheduler's process: its event loop, its sockets, and what it does when workers die."""
+"""The scheduler process: its event loop, its sockets, and its recovery when workers die."""

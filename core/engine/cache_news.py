@@ -1,10 +1,10 @@
-"""What frontends that choose among engines are told of this one's prefix cache, and when.
+"""Tells frontends that choose among engines what this engine's prefix cache holds.
 
-    changes    `INTERVAL` after the first of them, at most `MAX_CHANGES` at a time; the same bytes for all
-    snapshot   for those who are new or have missed something, and for all if the cache is another one or has changed
-               more than can be told: `PART_PAGES` every `PART_SECONDS`, with changes in between
+    changes    sent `INTERVAL` after the first of them, at most `MAX_CHANGES` at a time; the same bytes for all
+    snapshot   for frontends that are new or have missed something, and for all if the cache was replaced or has too
+               many changes to send: `PART_PAGES` every `PART_SECONDS`, with changes in between
 
-Made when the first such frontend says hello: until then nothing is noted.
+Created when the first such frontend says hello; until then no changes are recorded.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from penstock.ipc.messages import CacheEvents, Message
 log = structlog.get_logger()
 
 INTERVAL = 0.05
-"""Seconds: soon enough for the rest of a burst, whose first request has just computed what it shares."""
+"""Seconds: soon enough for the rest of a burst whose first request has just computed the shared prefix."""
 
 MAX_CHANGES, MORE_SECONDS = 4096, 0.005
 """Pages in one message, and seconds until the next one if there are more."""
 
 PART_PAGES, PART_SECONDS = 1024, 0.01
-"""A part takes a millisecond or two: a million pages take ten seconds, and a tenth of the scheduler's time."""
+"""A part takes one or two milliseconds. So a million pages take ten seconds, and a tenth of the scheduler's time."""
 
 
 class Broadcaster(Protocol):
-    """Sends a message to several (`Router`)."""
+    """Sends a message to several peers (`Router`)."""
 
     def broadcast(self, peers: Collection[PeerId], message: Message) -> list[PeerId]:
-        """Encode it once; returns those who do not get it. They find out by its number."""
+        """Encode the message once; return the peers that do not get it. They notice the gap in its numbers."""
 
 
 class CacheNews:
@@ -50,12 +50,12 @@ class CacheNews:
         self._readers: dict[PeerId, None] = {}
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._parts: Iterator[CacheEvents] | None = None  # of the snapshot that is being told
+        self._parts: Iterator[CacheEvents] | None = None  # of the snapshot that is being sent
         self._parts_to: list[PeerId] = []
-        self._to_begin: dict[PeerId, None] = {}  # those who get the next snapshot
+        self._to_begin: dict[PeerId, None] = {}  # frontends that get the next snapshot
 
     def add(self, peer: PeerId) -> None:
-        """A frontend wants to be told."""
+        """A frontend subscribes."""
         self._readers[peer] = None
         self.tell_all_of_it(peer)
 
@@ -65,25 +65,25 @@ class CacheNews:
         self._to_begin.pop(peer, None)
 
     def follow(self, kv: KVPages, limits: WorkerLimits) -> None:
-        """This is the cache. If it is another one than before, all that was told is void."""
+        """Set the cache. If it was replaced, everything sent before is void, and all readers get a snapshot."""
         if kv is not self._kv:
             self._kv, self._limits = kv, limits
             self._changes = CacheChanges(kv)
             self._begin_for_all()
 
     def tell_all_of_it(self, peer: PeerId) -> None:
-        """Send a snapshot to a reader that knows nothing, or not all."""
+        """Send a snapshot to a reader that is new or has missed something."""
         if peer in self._readers:
             self._to_begin[peer] = None
             self._begin()
 
     def changed(self) -> None:
-        """Something may have come or gone: it is told soon."""
+        """The cache may have changed: changes are sent soon."""
         if self._timer is None and self._changes is not None and (self._changes.num_noted or self._must_begin):
             self._timer = self._loop.call_later(INTERVAL, self._tell)
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop sending."""
         self._readers.clear()
         self._parts = None
         if self._timer is not None:
@@ -131,7 +131,7 @@ class CacheNews:
 
     def _tell_part(self, parts: Iterator[CacheEvents]) -> None:
         if parts is not self._parts:
-            return  # another one has begun
+            return  # a newer snapshot has begun
         part = next(parts, None)
         if part is None:
             self._parts = None

@@ -1,24 +1,24 @@
-"""How many tokens the experts have computed that are spread over ranks: which are hot, and which ranks do more."""
+"""How many tokens each expert has computed where experts are spread over ranks: finds hot experts and busy ranks."""
 
 from collections import Counter
 
 from penstock.ipc.messages import ExpertLoad, ExpertTokens, LayerLoad
 
 _TELL_SECONDS = 5.0
-"""Between two messages to the frontends, which carry a number for each expert of each layer."""
+"""Least time between two messages to the frontends: they carry a number for each expert of each layer."""
 
 _WINDOW_SECONDS = 60.0
-"""Over which imbalance is measured: what is half as old counts, on average, twice as much."""
+"""Time over which imbalance is measured: counts are halved every half of it."""
 
 
 class ExpertCounts:
-    """Adds up what ranks tell. Counts outlive workers."""
+    """Adds up the counts that ranks report. They outlive workers."""
 
     def __init__(self, num_ranks: int) -> None:
-        """`num_ranks`: of a stage. One whose experts got no token of a layer tells nothing of it."""
+        """`num_ranks`: ranks of a stage. A rank whose experts got no token of a layer does not report that layer."""
         self._num_ranks = num_ranks
         self.tokens_of_ranks: dict[str, int] = {}
-        """Rank -> tokens that its experts have computed, each layer's."""
+        """Rank -> tokens that its experts have computed, summed over layers."""
         self._of_experts: dict[int, list[int]] = {}  # layer -> tokens of each expert
         self._recent: dict[int, Counter[int]] = {}  # layer -> rank -> tokens of about the last minute
         self._halved_at = 0.0
@@ -26,7 +26,7 @@ class ExpertCounts:
         self._has_news = False
 
     def add(self, rank: int, message: ExpertTokens, now: float) -> None:
-        """Add what a rank tells; experts that do not exist are ignored."""
+        """Add a rank's report; ignore experts that do not exist."""
         if now - self._halved_at > _WINDOW_SECONDS / 2:
             self._halved_at = now
             for counts in self._recent.values():
@@ -54,7 +54,7 @@ class ExpertCounts:
         }
 
     def news(self, now: float) -> ExpertLoad | None:
-        """What the frontends are to know; None if it has not changed, or they have just been told."""
+        """Return the message for the frontends; None if nothing has changed, or the last one is recent."""
         if not self._has_news or now - self._told_at < _TELL_SECONDS:
             return None
         self._has_news, self._told_at = False, now

@@ -1,4 +1,4 @@
-"""The frontends that are connected: which ones there are, what they request, and what is sent to them."""
+"""The connected frontends: their hellos, the orders that they send, and the messages sent to them."""
 
 from time import monotonic
 from typing import Protocol
@@ -56,7 +56,7 @@ Order = (
     | WatchSteps
     | Question
 )
-"""What a frontend may send after its hello."""
+"""The messages that a frontend may send after its hello."""
 
 
 class Listener(Protocol):
@@ -66,7 +66,7 @@ class Listener(Protocol):
         """Return why a frontend with this hello is refused; empty if it is accepted."""
 
     def readiness(self) -> EngineReady | EngineNotReady:
-        """Return what a new frontend is told."""
+        """Return the message that a new frontend gets first."""
 
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend has said hello."""
@@ -86,7 +86,7 @@ class Frontends:
     ) -> None:
         self._listener = listener
         self._timeout = config.ipc.heartbeat_timeout
-        self._heard: dict[PeerId, float] = {}  # when each was last heard from, in the order of their hellos
+        self._heard: dict[PeerId, float] = {}  # when each was last heard from, in order of hellos
         self.channel: Router[FromFrontend] = Router(
             context, config.ipc.frontend_address, Codec(FromFrontend), self._on_message, keys=keys
         )
@@ -97,7 +97,7 @@ class Frontends:
             self._drop(peer, "it does not read its messages")
 
     def tell_all(self, message: Message) -> None:
-        """Send a message to all; `beat` notices frontends that do not get it."""
+        """Send a message to all; `beat` notices the frontends that do not get it."""
         self.channel.broadcast(self._heard, message)
 
     def beat(self, now: float) -> None:
@@ -130,7 +130,7 @@ class Frontends:
             log.error("frontend refused", name=hello.name, reason=refusal)
             self.channel.send(peer, Refused(refusal))
             return
-        if peer in self._heard:  # it starts again from nothing
+        if peer in self._heard:  # it has restarted and lost its state
             self._drop(peer, "it said hello again")
         self._heard[peer] = monotonic()
         log.info("frontend connected", name=hello.name)

@@ -5,7 +5,7 @@
     workers  <--StepPlan------------------ scheduler.schedule() <---- _pump(), once per batch of messages
     workers  --StepResult----------------> scheduler.process()  ----> _pump(), then TokenBatch to the frontends
 
-`Scheduler` makes all decisions, and `frontends` and `workers` know who is connected; this file has the clocks.
+`Scheduler` makes all decisions; `frontends` and `workers` know which peers are connected; this file has the clocks.
 """
 
 import asyncio
@@ -79,10 +79,10 @@ STATS_INTERVAL = 0.2
 """Shortest time in seconds between two EngineStats: fresh enough to watch, rare enough to cost nothing."""
 
 LONG_WAIT_SECONDS, _MAX_LATE = 5.0, 32
-"""After so long without a row it is noted why a request waits: once, for so many of them in each heartbeat."""
+"""Seconds without a row after which the reason is noted, once per request, and most requests noted per heartbeat."""
 
 MAX_WRITE_SECONDS = 10.0
-"""For KV pages that are still to be written when the process is to end."""
+"""Most time to write the remaining KV pages before the process ends."""
 
 
 class Engine:
@@ -98,26 +98,26 @@ class Engine:
         Args:
             config: with the addresses of this engine.
             on_hung_worker: gets the process id of a worker that no longer answers.
-            on_restart: called when the engine has been drained, and is to be started again.
+            on_restart: called when the engine has been drained and should be restarted.
 
         Raises:
             ConfigError: if the policy or the key file does not exist.
         """
         self._config = config
-        make_policy(config.scheduler.scheduling_policy)  # fails now rather than when the first worker comes
+        make_policy(config.scheduler.scheduling_policy)  # fail now rather than when the first worker comes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._scheduler: Scheduler | None = None  # created at the first workers' hello, which gives their sizes
+        self._scheduler: Scheduler | None = None  # created at the first workers' hello, which has the sizes
         self._progress_at = 0.0  # time of the last result, or of the first plan after an idle time
         self._pump_is_scheduled = False
         self._is_draining = False
         self._on_restart = on_restart
-        self._restarts = False  # once it is drained
+        self._restarts = False  # when it is drained
         self._start_id = secrets.token_hex(8)
         self._culprits = Culprits()
-        self._experts: ExpertCounts | None = None  # until ranks tell of some
+        self._experts: ExpertCounts | None = None  # until ranks report some
         self._stats_timer: asyncio.TimerHandle | None = None
         self._wake_timer: asyncio.TimerHandle | None = None
-        self._cache_news: CacheNews | None = None  # until a frontend wants it
+        self._cache_news: CacheNews | None = None  # until a frontend subscribes
         self._loop = asyncio.get_running_loop()
         keys = channel_keys(config)
         self._doorkeeper = None if keys is None else Doorkeeper(self._context, keys)
@@ -129,7 +129,7 @@ class Engine:
     # --- frontends --------------------------------------------------------------------------
 
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
-        """A frontend has said hello: it soon gets the statistics."""
+        """A frontend has said hello: send it the statistics soon."""
         if hello.wants_cache_events:
             if self._cache_news is None:
                 self._cache_news = CacheNews(self.frontends.channel)
@@ -146,7 +146,7 @@ class Engine:
         return self._scheduler.abort_owner(peer, monotonic()) if self._scheduler is not None else 0
 
     def on_order(self, peer: PeerId, order: Order) -> None:
-        """Carry out what a frontend sent."""
+        """Carry out an order of a frontend."""
         match order:
             case AddRequest():
                 self._on_add_request(peer, order)
@@ -179,7 +179,7 @@ class Engine:
                 self._steer(peer, order)
 
     def drain(self, order: DrainEngine) -> None:
-        """Take no new requests from now on, or take them again; all frontends are told."""
+        """Stop or resume taking new requests; tell all frontends."""
         if (order.is_draining, order.restarts) != (self._is_draining, self._restarts):
             log.info("draining" if order.is_draining else "not draining any more", restarts=order.restarts)
         self._is_draining, self._restarts = order.is_draining, order.is_draining and order.restarts
@@ -188,7 +188,7 @@ class Engine:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it drains, and nothing is left of what it had."""
+        """Whether the engine is draining and has nothing left to do."""
         scheduler = self._scheduler
         is_idle = scheduler is None or not (scheduler.requests or scheduler.in_flight)
         return self._is_draining and is_idle and self._roles.is_idle
@@ -266,7 +266,7 @@ class Engine:
         self._changed()
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
-        """The next workers recompute what these had in flight."""
+        """The workers are gone: the next ones recompute what these had in flight."""
         log.error("worker lost; its sequences wait for the next one", reason=reason)
         scheduler, hello = self._scheduler, self.workers.hello
         assert scheduler is not None
@@ -284,7 +284,7 @@ class Engine:
         for owner, deltas in scheduler.reset_worker(hello, has_died=has_died, now=monotonic()).items():
             for delta in deltas:
                 culprit = requests[delta.request_id]
-                if delta.error_code == "ends_workers" and not culprit.images:  # tokens do not tell images apart
+                if delta.error_code == "ends_workers" and not culprit.images:  # its tokens do not identify its images
                     self._culprits.note(culprit.prompt_token_ids, culprit.sampling, monotonic())
                 log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._tell(owner, deltas)
@@ -295,7 +295,7 @@ class Engine:
             log.info("requests in flight when the worker died are tried in halves", num_suspects=num_suspects)
 
     def _follow_cache(self) -> None:
-        """The scheduler has new pages, or somebody wants to be told of them."""
+        """Point the cache news at the scheduler's pages: they were replaced, or a frontend has subscribed."""
         if self._cache_news is not None and self._scheduler is not None:
             self._cache_news.follow(self._scheduler.kv, self._scheduler.limits)
 
@@ -306,7 +306,7 @@ class Engine:
         in_flight = scheduler.in_flight
         oldest = in_flight[0].step_id if in_flight else scheduler.totals.num_steps
         if result.step_id < oldest:
-            return  # for a plan that the worker got before it said hello again
+            return  # the plan is older than the worker's last hello
         self._progress_at = received = monotonic()
         try:
             output = scheduler.process(result, received)
@@ -328,7 +328,7 @@ class Engine:
         self._changed()
 
     def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
-        """Pages have come from the disk or went there: requests may go on, and more pages may move."""
+        """Pages have come from the disk or gone to it: requests may go on, and more pages may move."""
         scheduler = self._scheduler
         if scheduler is None or scheduler.disk is None:
             return
@@ -339,7 +339,7 @@ class Engine:
         self._changed()
 
     def on_received(self, message: KVReceived) -> None:
-        """Pages from another engine are there, or nothing more is written to them."""
+        """Pages from another engine are there, or are no longer written to."""
         self._roles.on_received(message)
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
@@ -405,22 +405,22 @@ class Engine:
             _after_plan()
 
     def _send_moves(self, scheduler: Scheduler) -> bool:
-        """Send what is to move beside steps; False if there is no worker any more."""
+        """Send the messages that move pages beside steps; False if there is no worker any more."""
         disk = scheduler.disk
         if scheduler.handovers is not None and not self._roles.send_moves():
             return False
         return disk is None or all(map(self.workers.send, disk.take_messages()))
 
     def _wake_at(self, when: float) -> None:
-        """Plan again at this time if nothing happens before it; never, if it is infinite."""
+        """Plan again at time `when` unless something happens first; never if it is infinite."""
         if self._wake_timer is not None:
             self._wake_timer.cancel()
             self._wake_timer = None
-        if when < inf:  # a little later: timers may be early by a rounding error
+        if when < inf:  # plus a margin: rounding may fire timers early
             self._wake_timer = self._loop.call_later(max(0.0, when - monotonic()) + 0.001, self._pump)
 
     def _changed(self) -> None:
-        """Something may be schedulable, and the counters have changed: handled once for all messages of this turn."""
+        """There may be work, and the counters have changed: handle both once for all messages of this turn."""
         if not self._pump_is_scheduled:
             self._pump_is_scheduled = True
             self._loop.call_soon(self._pump)
@@ -436,10 +436,10 @@ class Engine:
             parts = self._scheduler, self.workers, self.frontends, self._experts, self._observers.recorder
             self.frontends.tell_all(stats_of(*parts, is_draining=self._is_draining))
 
-    # --- what others are told, and the watch over them ----------------------------------------
+    # --- reports to peers, and the watch over them --------------------------------------------
 
     def readiness(self) -> EngineReady | EngineNotReady:
-        """Return whether there is a worker, and how large it is."""
+        """Return whether there is a worker, and its sizes."""
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
             at = self._scheduler
@@ -478,11 +478,11 @@ class Engine:
             if self._restarts and self.is_drained:
                 self._restarts = False
                 self._on_restart()
-            self._changed()  # dropped messages count too, although they cause no step
+            self._changed()  # dropped messages count too, even though they cause no step
             self._observers.flush()
 
     async def write_pages(self) -> None:
-        """Wait until the disk has the KV pages that it is to have, but not for long."""
+        """Wait until the noted KV pages are on the disk, but at most `MAX_WRITE_SECONDS`."""
         deadline = monotonic() + MAX_WRITE_SECONDS
         while (scheduler := self._scheduler) is not None and scheduler.disk is not None and self.workers.is_ready:
             if not scheduler.disk.num_under_way or monotonic() > deadline:

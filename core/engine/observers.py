@@ -1,6 +1,6 @@
-"""Who looks at what the engine does: the step trace, the recorder, and the feed of those who watch.
+"""The observers of an engine: the step trace, the recorder, and the feed for watching frontends.
 
-While nobody looks a step costs a test of one attribute (`are_there`).
+Without observers, a step costs only a test of one attribute (`are_there`).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from penstock.ipc.messages.watching import Question
 
 
 class Observers:
-    """Tells each of them, as far as they are there, in the order in which things happen."""
+    """Passes events to the observers that exist, in the order in which they happen."""
 
     def __init__(self, config: Config, channel: Broadcaster) -> None:
         """`channel`: to the frontends."""
@@ -39,16 +39,16 @@ class Observers:
         self.recorder = Recorder(config) if options.record else None
         self.feed: Feed | None = None
         self.want_records = self.trace is not None
-        """Steps are to be planned with their records."""
+        """Whether steps must be planned with records."""
         self.are_there = self.trace is not None or self.recorder is not None
-        """Somebody wants to hear of steps."""
+        """Whether any observer needs to hear of steps."""
         self._channel = channel
         self._watchers: Watchers | None = None  # until a frontend asks for something
 
     # --- those who watch ------------------------------------------------------------------------
 
     def on_watcher(self, peer: PeerId, order: WatchSteps | Question, scheduler: Callable[[], Scheduler | None]) -> None:
-        """A frontend wants to see what happens, or asks what is there."""
+        """A frontend watches the engine's steps, or asks a question about its state."""
         if self._watchers is None:
             self._watchers = Watchers(self._channel, scheduler, self._show_to)
         if isinstance(order, WatchSteps):
@@ -63,7 +63,7 @@ class Observers:
     # --- what happens ---------------------------------------------------------------------------
 
     def on_workers(self, hello: WorkerHello) -> None:
-        """Workers are ready, and know nothing."""
+        """Workers are ready, with empty rows."""
         if self.recorder is not None:
             self.recorder.on_workers(hello)
 
@@ -73,7 +73,7 @@ class Observers:
             self.recorder.on_reset()
 
     def on_request(self, request: AddRequest, scheduler: Scheduler | None, refusal: Refusal | None) -> None:
-        """A request has come, and was accepted or refused."""
+        """A request has arrived, and was accepted or refused."""
         if self.recorder is not None:
             self.recorder.on_request(request, scheduler, refusal)
         if self.feed is not None:
@@ -96,14 +96,14 @@ class Observers:
             self._watchers.remove(peer)
 
     def on_deltas(self, deltas: Sequence[SequenceDelta], scheduler: Scheduler | None) -> None:
-        """A frontend is told this beside the tokens of a step."""
+        """Deltas are sent to a frontend other than with a step's tokens."""
         if self.recorder is not None:
             self.recorder.on_deltas(deltas)
         if self.feed is not None:
             self.feed.on_deltas(deltas, scheduler, monotonic())
 
     def on_image(self, message: ImageEncoded, scheduler: Scheduler) -> None:
-        """An image was embedded, or could not be; the scheduler has not heard of it."""
+        """An image was embedded, or could not be; the scheduler does not know yet."""
         if self.recorder is not None and scheduler.images is not None:
             self.recorder.on_image(message, scheduler.images.num_embeddings(message.embedding_id))
 
@@ -118,7 +118,7 @@ class Observers:
             self.feed.planned(step, scheduler, started, sent)
 
     def returned(self, result: StepResult, told: Sequence[TokenBatch], scheduler: Scheduler, received: float) -> None:
-        """A step's result, which came at `received`, was applied; this is what it brought the frontends."""
+        """A step's result, which came at `received`, was applied; `told` was sent to the frontends."""
         if self.trace is not None:
             self.trace.returned(result, received, (monotonic() - received) * 1e6, scheduler.drafts_of_last)
         if self.recorder is not None:
@@ -139,7 +139,7 @@ class Observers:
             self.trace.flush()
 
     def close(self) -> None:
-        """Write what is pending, and tell nothing any more."""
+        """Write what is pending, and stop."""
         if self._watchers is not None:
             self._watchers.close()
         if self.trace is not None:

@@ -2,9 +2,9 @@
 
     AddRequest names an address ──▶ connect, say hello as a frontend would ──▶ EngineReady: its pages are compared
           with ours, and it is a peer; or it is refused, with what differs
-    EngineNotReady, SayHello, silence, or the connection breaks ──▶ it is no peer, and what it had is lost
+    EngineNotReady, SayHello, silence, or a broken connection ──▶ it is no peer any more, and its handovers are lost
 
-A broken connection is noticed at once, not only when heartbeats stop: streams wait for what a dead engine had.
+A broken connection is noticed at once, not only when heartbeats stop: streams wait for a dead engine's prompts.
 """
 
 from collections.abc import Iterable
@@ -41,19 +41,19 @@ MAX_LINKS = 64
 
 
 class Listener(Protocol):
-    """Gets what prefill engines tell (`Engine`)."""
+    """Gets the messages of prefill engines (`Engine`)."""
 
     def own_pages(self) -> tuple[str, tuple[KVSource, ...]]:
         """Return the fingerprint of the model, and how our own ranks' pages are read."""
 
     def on_peers(self) -> None:
-        """A prefill engine is there, or is lost."""
+        """A prefill engine has come, or is lost."""
 
     def on_computed(self, delta: SequenceDelta) -> None:
-        """One has computed a prompt, or cannot."""
+        """A prefill engine has computed a prompt, or failed."""
 
     def on_released(self, message: HandoverReleased) -> None:
-        """One tells whether what was read is right."""
+        """A prefill engine says whether the pages that were read are valid."""
 
 
 class PrefillLinks:
@@ -67,7 +67,7 @@ class PrefillLinks:
         listener: Listener,
     ) -> None:
         self.peers: dict[str, tuple[KVSource, ...] | None] = {}
-        """As `core/scheduling/handover/arrivals.py` wants to know it."""
+        """Address -> state, as in `Peers` of `core/scheduling/handover/arrivals.py`."""
         self.context = context
         self._ipc = config.ipc
         self.keys = keys
@@ -75,20 +75,20 @@ class PrefillLinks:
         self._links: dict[str, _Link] = {}
 
     def connect(self, addresses: Iterable[str]) -> None:
-        """Connect to engines that a request names, as far as that has not been done."""
+        """Connect to the engines that a request names, unless already connected."""
         for address in addresses:
             if address not in self._links and len(self._links) < MAX_LINKS:
                 self.peers[address] = None
                 self._links[address] = _Link(self, address)
 
     def send(self, address: str, message: Message) -> None:
-        """Send a message; without effect if the engine is not connected any more."""
+        """Send a message; no effect if the engine is no longer connected."""
         link = self._links.get(address)
         if link is not None and not link.channel.send(message):
             self._drop(link, "its queue is full")
 
     def beat(self, now: float) -> None:
-        """Send all a heartbeat, and drop those that are silent."""
+        """Send all engines a heartbeat, and drop the silent ones."""
         for link in list(self._links.values()):
             if now - link.heard_at > self._ipc.heartbeat_timeout:
                 self._drop(link, "silent for too long")
@@ -96,22 +96,22 @@ class PrefillLinks:
                 self.send(link.address, Heartbeat())
 
     def worker_changed(self) -> None:
-        """Our own pages may be others than before: compare again."""
+        """Our own pages may have changed: compare again."""
         for link in self._links.values():
             if link.facts is not None:
                 self._judge(link, link.facts)
 
     def close(self) -> None:
-        """Say goodbye and close all."""
+        """Say goodbye to all and close the connections."""
         for link in self._links.values():
             link.channel.send(Goodbye())
             link.close()
         self._links.clear()
 
-    # --- what links tell ------------------------------------------------------------------------
+    # --- events of links ------------------------------------------------------------------------
 
     def hear(self, link: "_Link", message: ToFrontend) -> None:
-        """A message has come."""
+        """A message has arrived."""
         link.heard_at = monotonic()
         match message:
             case TokenBatch():
@@ -134,10 +134,10 @@ class PrefillLinks:
                 pass
 
     def broke(self, link: "_Link") -> None:
-        """The connection is gone; the socket tries again by itself."""
+        """The connection is gone; the socket reconnects by itself."""
         link.facts = None
         self._lose(link, "the connection broke")
-        link.say_hello()  # to whoever is there next
+        link.say_hello()  # to the next process at that address
 
     def _judge(self, link: "_Link", facts: EngineReady) -> None:
         fingerprint, own = self.listener.own_pages()
@@ -147,7 +147,7 @@ class PrefillLinks:
         if self.peers.get(link.address) != facts.kv_sources:
             log.info("prefill engine connected", address=link.address)
             if self.peers.get(link.address):
-                self.peers[link.address] = None  # other workers than before: what they had is lost
+                self.peers[link.address] = None  # it has new workers: its old pages are lost
                 self.listener.on_peers()
             self.peers[link.address] = facts.kv_sources
             self.listener.on_peers()
@@ -162,7 +162,7 @@ class PrefillLinks:
         self.listener.on_peers()
 
     def _drop(self, link: "_Link", reason: str) -> None:
-        """Close it; the next request that names its address connects again."""
+        """Close the link; the next request that names its address connects again."""
         self._lose(link, reason)
         del self.peers[link.address], self._links[link.address]
         link.close()
@@ -170,11 +170,11 @@ class PrefillLinks:
 
 
 class _Link:
-    """One connection."""
+    """The connection to one prefill engine."""
 
     def __init__(self, links: PrefillLinks, address: str) -> None:
         self.address = address
-        self.reason = ""  # why it is not used
+        self.reason = ""  # why the engine is not used
         self.heard_at = monotonic()
         self.facts: EngineReady | None = None  # while it is ready
         self._links = links
@@ -198,7 +198,7 @@ class _Link:
 
 
 def unlike(fingerprint: str, own: tuple[KVSource, ...], theirs: EngineReady) -> str:
-    """Return why pages of another engine are of no use here, with both values; empty if they are."""
+    """Return why another engine's pages cannot be used here, with both values; empty if they can."""
     if theirs.model_fingerprint != fingerprint:
         return f"its model is {theirs.model_fingerprint}, ours {fingerprint}"
     if not theirs.kv_sources:

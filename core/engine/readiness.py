@@ -1,11 +1,11 @@
-"""What frontends are told of an engine that can take requests."""
+"""The message that tells frontends that an engine can take requests."""
 
 from penstock.core.config import SchedulerOptions
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, WorkerHello
 
 
 def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
-    """Return what frontends are told about an engine whose workers sent this hello."""
+    """Return the message about an engine whose workers sent this hello."""
     return EngineReady(
         PROTOCOL_VERSION,
         hello.model_fingerprint,

@@ -1,4 +1,4 @@
-"""What an engine with a role has to do with other engines: between the scheduler, its workers, and prefill engines."""
+"""An engine's role: passes handovers between the scheduler, its workers, and other engines."""
 
 from collections.abc import Callable, Iterable
 
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class Roles:
-    """The role, and the handovers of the current workers. Without `--role` there is none, and nothing happens here."""
+    """The role, and the handovers of the current workers. Without `--role`, nothing happens here."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Roles:
         send: Callable[[Message], bool],
         changed: Callable[[], None],
     ) -> None:
-        """`send` sends to all workers; False if there are none any more. `changed`: there may be something to plan."""
+        """`send` sends to all workers; False if there are none. `changed`: called when there may be something to do."""
         self.role: Role = config.parallel.role[0] if config.parallel.role else ""
         self._links = PrefillLinks(context, config, keys, self) if self.role else None
         self._send = send
@@ -45,18 +45,18 @@ class Roles:
         self._handovers: Handovers | None = None  # of the current workers
 
     def begin(self, hello: WorkerHello, handovers: Handovers | None) -> None:
-        """Workers are there."""
+        """Workers have come."""
         self._hello, self._handovers = hello, handovers
         if self._links is not None and handovers is not None:
             handovers.arrivals.peers = self._links.peers
             self._links.worker_changed()
 
     def follow(self, handovers: Handovers | None) -> None:
-        """The scheduler has begun afresh, because workers are gone."""
+        """The workers are gone, and the scheduler has reset: use its new handovers."""
         self._handovers = handovers
 
     def change(self, role: Role) -> bool:
-        """Do something else from now on. Returns whether that is new.
+        """Take another role. Returns whether it differs from the old one.
 
         Raises:
             MalformedMessage: if there is no role to change.
@@ -77,35 +77,35 @@ class Roles:
             self._links.connect(addresses)
 
     def taken(self, message: HandoverTaken, owner: Owner) -> HandoverReleased:
-        """Another engine has read the pages of a prompt; return what it is told."""
+        """Another engine has read the pages of a prompt; return the answer to it."""
         is_right = self._handovers is not None and self._handovers.departures.taken(message.request_id, owner)
         self._changed()
         return HandoverReleased(message.request_id, is_right)
 
     def leave(self, request_id: str, owner: Owner) -> None:
-        """A request that has ended is not wanted: pages of its prompt may be kept."""
+        """A request is aborted that may have ended: release the pages kept of its prompt, if any."""
         if self._handovers is not None and self._handovers.departures.leave(request_id, owner):
             self._changed()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for pages that are kept here."""
+        """Whether no other engine has yet to read pages that are kept here."""
         return self._handovers is None or not self._handovers.departures.holders()
 
     # --- to others ------------------------------------------------------------------------------
 
     def send_orders(self) -> None:
-        """Tell prefill engines, even if there is no worker, what is wanted of them, and what no longer."""
+        """Send prefill engines their orders and cancellations, even if there is no worker."""
         if self._handovers is not None and self._links is not None:
             for order in self._handovers.take_orders():
                 self._links.send(*order)
 
     def send_offers(self) -> bool:
-        """Tell workers what the next plan completes; False if there are none any more."""
+        """Tell workers which offered pages the next plan completes; False if there are no workers any more."""
         return self._handovers is None or all(map(self._send, self._handovers.departures.take_messages()))
 
     def send_moves(self) -> bool:
-        """Tell workers what else has been decided; False if there are none any more."""
+        """Tell workers which pages to receive, or no longer; False if there are no workers any more."""
         if self._handovers is None:
             return True
         self.send_orders()
@@ -121,10 +121,10 @@ class Roles:
         if self._links is not None:
             self._links.close()
 
-    # --- what workers and prefill engines tell ------------------------------------------------
+    # --- messages of workers and prefill engines ----------------------------------------------
 
     def on_received(self, message: KVReceived) -> None:
-        """Pages from another engine are there, or nothing more is written to them."""
+        """Pages from another engine are there, or are no longer written to."""
         if self._handovers is not None:
             if error := self._handovers.arrivals.received(message):
                 log.warning("a prompt is computed here after all", handover_id=message.handover_id, reason=error)
@@ -135,13 +135,13 @@ class Roles:
         return ("", ()) if self._hello is None else (self._hello.model_fingerprint, self._hello.kv_sources)
 
     def on_peers(self) -> None:
-        """A prefill engine is there, or is lost."""
+        """A prefill engine has come, or is lost."""
         if self._handovers is not None:
             self._handovers.arrivals.peers_changed()
             self._changed()
 
     def on_computed(self, delta: SequenceDelta) -> None:
-        """A prefill engine has computed a prompt, or cannot."""
+        """A prefill engine has computed a prompt, or failed."""
         if self._handovers is not None:
             what = delta.request_id, delta.error, delta.num_cached_tokens, delta.bill
             if self._handovers.arrivals.computed(*what) and delta.error:
@@ -149,7 +149,7 @@ class Roles:
             self._changed()
 
     def on_released(self, message: HandoverReleased) -> None:
-        """A prefill engine tells whether what was read is right."""
+        """A prefill engine says whether the pages that were read are valid."""
         if self._handovers is not None:
             self._handovers.arrivals.released(message)
             self._changed()

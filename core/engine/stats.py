@@ -1,4 +1,4 @@
-"""The counters of an engine, as frontends get them: the scheduler's, and those of all that is around it."""
+"""The counters of an engine, as frontends get them: the scheduler's, and those of the rest of the process."""
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ def stats_of(
     *,
     is_draining: bool,
 ) -> EngineStats:
-    """Return all counters. `experts`: None until a rank has told of some; `recorder`: None if nothing is recorded."""
+    """Return all counters. `experts`: None until a rank reports some; `recorder`: None if nothing is recorded."""
     says, drain = workers.says(), scheduler.queue_bound.drain
     return replace(
         scheduler.stats(is_ready=workers.is_ready),

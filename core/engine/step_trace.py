@@ -5,8 +5,8 @@
      "free_pages": 90, "cached_pages": 4, "used_pages": 6, "waiting": [["chatcmpl-9", 0, "no free row"]], ...}
 
 Times are seconds of the monotonic clock; a step's line is written when its result is back. `num_returned`: tokens of
-each row that samples, if these are not one each. With a drafter, `num_drafts` is how many tokens might be guessed for
-each decode, `why_drafts` why so many, and `num_guessed` and `num_accepted` are what came of it.
+each row that samples, unless each has one. With a drafter, `num_drafts` is how many tokens might be guessed for each
+decode, `why_drafts` is why, and `num_guessed` and `num_accepted` are what came of it.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ _FLUSH_BYTES = 1 << 16
 class StepTrace:
     """Joins each plan with its result, and writes the line. Results come in the order of the plans.
 
-    A full disk ends the trace, and nothing else.
+    A full disk ends the trace but nothing else.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +41,7 @@ class StepTrace:
         self._planned.append((step_id, schedule_us, sent, record))
 
     def returned(self, result: StepResult, received: float, process_us: float, drafts: tuple[int, int]) -> None:
-        """Its result has arrived: write the line. `drafts`: how many tokens were guessed, and accepted."""
+        """A step's result has arrived: write its line. `drafts`: how many tokens were guessed, and accepted."""
         planned_id, schedule_us, sent, record = self._planned.popleft()
         assert planned_id == result.step_id
         num_guessed, num_accepted = drafts

@@ -1,9 +1,9 @@
-"""The frontends that watch an engine, until their leases are over; and answers to their questions.
+"""The frontends that watch an engine until their leases expire, and the answers to their questions.
 
-    WatchSteps ──▶ a feed (`core/watching/feed.py`), told every `INTERVAL` ──last lease over──▶ no feed
-    a question ──▶ worked out in small parts, a pause after each ──▶ its answer
+    WatchSteps ──▶ a feed (`core/watching/feed.py`), sent every `INTERVAL` ──last lease over──▶ no feed
+    a question ──▶ computed in small parts with pauses ──▶ its answer
 
-What cannot be sent is lost: nobody is dropped for that, as frontends are that do not read their requests' tokens.
+What cannot be sent is lost. A frontend is not dropped for that, unlike one that does not read its requests' tokens.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from penstock.ipc.messages import ListPages, Message, ShowLife, WatchSteps
 from penstock.ipc.messages.watching import Answer, Question
 
 INTERVAL = 0.2
-"""Seconds between two messages: a person sees no difference to more, and who waits is looked at as often."""
+"""Seconds between two messages: people notice no difference to a shorter time. Waiting requests are listed as often."""
 
 _PAUSE = 0.001
 """Seconds between two parts of an answer: a step is planned meanwhile."""
 
 _MAX_ANSWERS = 4
-"""Under way at once: what is asked beyond that has no answer."""
+"""Most answers under way at once: further questions get none."""
 
 
 class Broadcaster(Protocol):
-    """Sends a message to several (`Router`)."""
+    """Sends a message to several peers (`Router`)."""
 
     def broadcast(self, peers: Collection[PeerId], message: Message) -> list[PeerId]:
-        """Encode it once; returns those who do not get it."""
+        """Encode the message once; return the peers that do not get it."""
 
 
 class Watchers:
@@ -45,22 +45,22 @@ class Watchers:
         scheduler: Callable[[], Scheduler | None],
         on_feed: Callable[[Feed | None], None],
     ) -> None:
-        """`on_feed` gets the feed that is to hear of everything from now on; None: nobody watches any more."""
+        """`on_feed` gets the feed that must hear of all events from now on; None: no frontend watches any more."""
         self._channel = channel
         self._scheduler = scheduler
         self._on_feed = on_feed
         self._loop = asyncio.get_running_loop()
-        self._leases: dict[PeerId, float] = {}  # until when
+        self._leases: dict[PeerId, float] = {}  # until when each watches
         self._feed: Feed | None = None
         self._is_picture_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._clock = Clock()
-        self._kv: object = None  # whose clock it is
+        self._kv: object = None  # the pages to which `_clock` belongs
         self._num_answers = 0
         self._is_closed = False
 
     def watch(self, peer: PeerId, order: WatchSteps) -> None:
-        """A frontend begins to watch, goes on, or ends."""
+        """A frontend begins, continues, or stops watching."""
         now = monotonic()
         if not order.lease:
             self.remove(peer)
@@ -74,12 +74,12 @@ class Watchers:
             self._timer = self._loop.call_later(INTERVAL, self._tell)
 
     def remove(self, peer: PeerId) -> None:
-        """A frontend is gone, or does not want to know more."""
+        """A frontend is gone, or stops watching."""
         if self._leases.pop(peer, None) is not None and not self._leases:
             self._end()
 
     def ask(self, peer: PeerId, question: Question) -> None:
-        """Answer when it is worked out."""
+        """Compute the answer to a question in parts, and send it."""
         scheduler, now = self._scheduler(), monotonic()
         if isinstance(question, ShowLife):
             feed = self._feed or Feed(scheduler, now)
@@ -95,7 +95,7 @@ class Watchers:
                 self._work(peer, prefix_tree(question, scheduler, self._clock, now))
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop sending."""
         self._is_closed = True
         self._leases.clear()
         self._end()

@@ -1,9 +1,9 @@
 """The workers that hold one copy of a model (its ranks), treated as one worker.
 
-hello     the group is ready once every rank has said hello; its sizes are the smallest of theirs, its model must agree
+hello     the group is ready once every rank has said hello; its sizes are the smallest of theirs; models must agree
 plans     are encoded once; the same bytes go to every rank
 results   are taken from the rank that answers; a grammar is ready when it is ready on every rank
-death     of one rank is the death of the group: the other ranks start afresh and say hello again
+death     the death of one rank is that of the group: the other ranks start afresh and say hello again
 """
 
 import asyncio
@@ -50,23 +50,23 @@ _rank_of: Callable[[WorkerHello], int] = attrgetter("rank")
 _LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens", "num_host_pages")
 
 STEP_SECONDS, STEP_SECONDS_PER_TOKEN = 120.0, 0.25
-"""A step that takes longer than these together counts as hung. Generous: it may have to compile kernels, and a large
-model on a small CPU is slow."""
+"""A step that takes longer than both together counts as hung. The times are generous: a step may have to compile
+kernels, and a large model on a small CPU is slow."""
 
 _LOOK_DELAY = 0.01
-"""Seconds from a broken connection until whose it was can be seen: nothing can be sent there."""
+"""Seconds after a broken connection until sending fails, which shows which peer it was."""
 
 
 _GATHER_SECONDS = 3.0
-"""From the first hello of ranks that were a group already to the last one. A scheduler that dies in the middle of
-sending a plan leaves some ranks in a step that the others never hear of: they wait for each other."""
+"""Most time from the first to the last hello of ranks that were a group already. If a scheduler dies while it sends a
+plan, some ranks are in a step that the others never get, and they wait for each other."""
 
 
 class Listener(Protocol):
     """Gets the group's events (`Engine`)."""
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
-        """All ranks are there, with empty rows. `has_died`: some are not the ones that were there before."""
+        """All ranks are there, with empty rows. `has_died`: some processes are new."""
 
     def on_group_incomplete(self) -> None:
         """A rank starts afresh, so the others must too; no plan can be sent before `on_group_ready`."""
@@ -78,19 +78,19 @@ class Listener(Protocol):
         """The rank that answers has computed a step."""
 
     def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
-        """The rank that answers has moved pages between host and disk, or tells what is there."""
+        """The rank that answers has moved pages between host and disk, or lists what the disk has."""
 
     def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
-        """A rank tells what its experts have computed."""
+        """A rank reports what its experts have computed."""
 
     def on_received(self, message: KVReceived) -> None:
-        """All ranks have filled pages from another engine, or write to them no more."""
+        """All ranks have filled pages from another engine, or no longer write to them."""
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
         """A grammar is ready on all ranks, or one of them cannot prepare it."""
 
     def on_image_encoded(self, message: ImageEncoded) -> None:
-        """An image is embedded on all ranks, or one of them cannot do it."""
+        """An image is embedded on all ranks, or one of them cannot embed it."""
 
 
 class WorkerGroup:
@@ -108,16 +108,16 @@ class WorkerGroup:
         self._listener = listener
         self._on_hung = on_hung
         self._ranks: dict[PeerId, WorkerHello] = {}
-        self._dismissed: set[PeerId] = set()  # told to say hello; what they send before that is outdated
+        self._dismissed: set[PeerId] = set()  # told to say hello; messages before their hello are outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
         self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
         self._encoding: dict[int, set[PeerId]] = {}  # embedding id -> the ranks that have it
         self._receiving: dict[str, list[KVReceived]] = {}  # handover id -> what ranks have answered
         self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
-        """Of the current or last group; its sizes are the smallest of all ranks."""
+        """The hello of the current or last group; its sizes are the smallest of all ranks."""
         self.is_ready = False
-        """All ranks are there and accept plans."""
+        """Whether all ranks are there and accept plans."""
         self._gathering: asyncio.TimerHandle | None = None
         self._loop = loop = asyncio.get_running_loop()
         self.channel: Router[FromWorker] = Router(
@@ -146,11 +146,11 @@ class WorkerGroup:
         return not missed
 
     def lose_stuck(self, reason: str) -> None:
-        """Give up the group. Its processes may still hold memory that the next ones need: their parent is told."""
+        """Give up the group, and tell the processes' parent: they may still hold memory that the next ones need."""
         self._lose(reason, list(self._ranks), hung=list(self._ranks))
 
     def check_progress(self, scheduler: Scheduler, seconds: float) -> None:
-        """Give up a group that has brought no result for so many seconds.
+        """Give up a group that has returned no result for this many seconds.
 
         Workers are judged by their results only: a heartbeat shows that a process lives, not that its device works.
         """
@@ -202,7 +202,7 @@ class WorkerGroup:
                 encoded = self._encoding.setdefault(message.embedding_id, set())
                 encoded.add(peer)
                 if message.error or len(encoded) == hello.num_ranks:
-                    # Each rank makes them in the order of their ids: of earlier ones nothing more comes.
+                    # Each rank embeds images in the order of their ids: nothing more comes for earlier ones.
                     self._encoding = {its: who for its, who in self._encoding.items() if its > message.embedding_id}
                     self._listener.on_image_encoded(message)
             case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
@@ -241,7 +241,7 @@ class WorkerGroup:
             self._listener.on_group_incomplete()
 
     def _stop_gathering(self) -> None:
-        """The other ranks do not come: make all of them start again, the missing ones by the end of these."""
+        """Some ranks are missing: dismiss those that are there, so that the whole group starts again."""
         self._gathering = None
         if not self.is_ready and not self.channel.is_closed:
             log.warning("ranks are missing: the group starts again", there=sorted(map(_rank_of, self._ranks.values())))
@@ -271,7 +271,7 @@ class WorkerGroup:
         has_died = self.hello is not None and self._pids != pids
         least = {field: min(getattr(hello, field) for hello in hellos) for field in _LEAST}
         sources = tuple(source for hello in hellos for source in hello.kv_sources)
-        # Each rank has its part of a page, and moves it at the same time as the others.
+        # Each rank has a part of each page, and all ranks move their parts at the same time.
         sums = {
             field: sum(getattr(hello, field) for hello in hellos)
             for field in ("page_bytes", "draft_page_bytes", "host_copy_speed")
@@ -285,7 +285,7 @@ class WorkerGroup:
         self.is_ready = True
         self.channel.broadcast(
             self._ranks, Welcome(PROTOCOL_VERSION, time_ns())
-        )  # a rank that this does not reach is noticed at the next plan
+        )  # a rank that does not get this is noticed at the next plan
         for hello in hellos:
             log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
         self._listener.on_group_ready(self.hello, has_died=has_died)
@@ -300,7 +300,7 @@ class WorkerGroup:
         hung: Collection[PeerId] = (),
         is_out_of_memory: bool = False,
     ) -> None:
-        """Drop these ranks. If the group was ready, it is lost with them, and the other ranks start afresh."""
+        """Drop the lost ranks. If the group was ready, it is lost with them, and the other ranks start afresh."""
         for peer in hung:
             if pid := self._ranks[peer].pid:
                 self._on_hung(pid)
@@ -320,7 +320,7 @@ class WorkerGroup:
 
 
 def _together(answers: Collection[KVReceived]) -> KVReceived:
-    """What the ranks' answers mean for the group."""
+    """Combine the ranks' answers into one for the group."""
     failed = dict.fromkeys(name for each in answers for name in each.failed_transports)
     error = next((each.error for each in answers if each.error), "")
     num_bytes = sum(each.num_bytes for each in answers)
@@ -328,7 +328,7 @@ def _together(answers: Collection[KVReceived]) -> KVReceived:
 
 
 def _joined(digests: Sequence[str]) -> str:
-    """One digest for what ranks have read: of parts of the weights, or each of all."""
+    """One digest for all ranks: each has read the whole weights, or a part of them."""
     if len(set(digests)) == 1:
         return digests[0]
     return blake2b(" ".join(digests).encode(), digest_size=8).hexdigest()
