@@ -1,7 +1,7 @@
-"""What a prefix cache and the host tier below it gain and lose, for those who are told (`core/engine/cache_news.py`).
+"""Records what a prefix cache and the host tier below it gain and lose, for `core/engine/cache_news.py`.
 
-Nothing is computed when a page comes or goes: it is noted, and named by its content key when somebody asks. Pages of
-further page groups have names of their own; nobody looks for those of the device, and they are not told.
+When a page comes or goes, it is only noted; its content key is computed when the changes are taken. Pages of further
+page groups have keys of their own. Those on the device are never looked up by frontends, so they are left out.
 """
 
 from collections.abc import Iterator
@@ -15,26 +15,26 @@ from penstock.ipc.messages import TierChanges
 from penstock.ipc.page_keys import SHORT_BYTES
 
 MAX_NOTED = 1 << 16
-"""More changes than this between two questions are not kept: a look at the whole costs less."""
+"""If more changes than this pile up, they are dropped: a snapshot of the whole costs less."""
 
 
 class Tiered(NamedTuple):
-    """Of the device's pages, and of the host's."""
+    """Changes of the device's pages, and of the host's."""
 
     device: TierChanges
     host: TierChanges
 
 
 class CacheChanges:
-    """Listens to one `KVPages`, from the moment at which it is made."""
+    """Listens to one `KVPages` from its creation on."""
 
     def __init__(self, kv: KVPages) -> None:
         self._cache = kv.cache
         self._host = None if kv.tiers is None else kv.tiers.host
-        self._nodes: dict[CacheNode, bool] = {}  # came to the device (True) or left it, last
-        self._keys: dict[bytes, bool] = {}  # likewise of the host
+        self._nodes: dict[CacheNode, bool] = {}  # last change of each: came to the device (True) or left it
+        self._keys: dict[bytes, bool] = {}  # the same for the host
         self.has_overflown = False
-        """There were more than can be told one by one: nothing is noted until `restart`."""
+        """Whether there were more than `MAX_NOTED` changes: nothing is noted until `restart`."""
         if kv.cache is not None:
             kv.cache.extended = self._on_extended
             self._given_up = kv.cache.given_up
@@ -48,13 +48,13 @@ class CacheChanges:
         return len(self._nodes) + len(self._keys)
 
     def restart(self) -> None:
-        """Forget what was noted: `contents` is asked from now on, and what happens meanwhile is noted."""
+        """Forget the noted changes, and note those from now on; the caller reads `contents` meanwhile."""
         self._nodes.clear()
         self._keys.clear()
         self.has_overflown = False
 
     def take(self, most: int) -> Tiered:
-        """Return up to so many of the noted changes of each tier, the oldest first, and forget them."""
+        """Return and forget up to `most` noted changes of each tier, the oldest first."""
         nodes = list(islice(self._nodes.items(), most))
         keys = list(islice(self._keys.items(), most))
         for node, _ in nodes:
@@ -65,10 +65,10 @@ class CacheChanges:
         return Tiered(_columns(named), _columns({key[:SHORT_BYTES]: is_there for key, is_there in keys}))
 
     def contents(self, most: int) -> Iterator[Tiered]:
-        """Yield all that is cached, up to so many pages at a time.
+        """Yield all cached pages, up to `most` at a time.
 
-        The cache may change between two parts: each is right when it is made. What is new by then may be missing or
-        not, and so may what is gone: `take` tells both.
+        The cache may change between two parts; each part is right when it is made. Pages that come or go meanwhile may
+        or may not be included; `take` returns those changes.
         """
         yield from (Tiered(TierChanges(part), TierChanges()) for part in self._device_parts(most))
         yield from (Tiered(TierChanges(), TierChanges(part)) for part in self._host_parts(most))
@@ -83,7 +83,7 @@ class CacheChanges:
             if node.parent is not None:
                 assert isinstance(node.key, bytes)
                 if node.parent.children.get(node.key) is not node:
-                    continue  # evicted since it was seen from above, and all below it before
+                    continue  # evicted since its parent was visited, and all nodes below it before
                 part.append(node_key(node)[:SHORT_BYTES])
             stack.extend(node.children.values())
             if len(part) >= most:
@@ -109,7 +109,7 @@ class CacheChanges:
         self._bound()
 
     def _on_host(self, key: bytes, is_there: bool) -> None:
-        # A key that was noted keeps its place, and there is nothing else of that name: the order does not matter.
+        # A key that was noted already keeps its place: keys are independent, so the order does not matter.
         self._keys[key] = is_there
         self._bound()
 

@@ -1,8 +1,8 @@
-"""Keys of what nodes of the prefix cache hold, over those of pages (`ipc/page_keys.py`).
+"""Content keys of the prefix cache's nodes, built on the keys of pages (`ipc/page_keys.py`).
 
-    others   blake2b(key of a node, page group and index): what further page groups keep beside the node's tokens
+    others   blake2b(key of a node, page group and index): pages of further page groups that belong to the node
 
-Made only where a lower tier is on, or where somebody is told what is cached.
+Computed only if there is a lower tier, or if frontends are told what is cached.
 """
 
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
 
 
 def page_content(seq: Holder, index: int, page_size: int) -> bytes:
-    """Return what a page of a sequence is found by: its tokens, and the marks of images in it."""
+    """Return the content by which a page of a sequence is found: its tokens, and the marks of images in it."""
     tokens = seq.token_ids[index * page_size : (index + 1) * page_size].tobytes()
     marks = seq.request.marks
     return tokens if marks is None else tokens + marks.get(index, b"")
@@ -25,7 +25,7 @@ def window_key(node: bytes, group: int, index: int) -> bytes:
 
 
 def node_key(node: CacheNode) -> bytes:
-    """Return the key of a node of the prefix cache; those of its parents are made with it, and all are kept."""
+    """Return the key of a node of the prefix cache; compute and store its ancestors' keys with it."""
     path: list[CacheNode] = []
     walk = node
     while not walk.content_key:

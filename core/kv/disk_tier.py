@@ -1,11 +1,11 @@
-"""Places for pages on the disk, as the scheduler counts them.
+"""The scheduler's bookkeeping of the places for pages on the disk.
 
-    unlisted ──▶ free ──▶ moving ──▶ cached      found by its key; the least recently used is overwritten first
+    unlisted ──▶ free ──▶ moving ──▶ cached      found by key; the least recently used is overwritten first
                    ▲         │  ▲       │
-                   └─────────┘  └───────┘        while a page is written or read nobody else gets its place
+                   └─────────┘  └───────┘        while a page is written or read, its place is not reused
 
-What a folder holds from before is told by the worker in pieces; until the last one, a place of which nothing is known
-is given to nobody. The keys outlive this process and its worker, so places that fail are simply free again.
+The worker lists in pieces what its folder already holds; until the last piece, places not listed yet are not used.
+Keys are valid beyond this process and its worker, so a place that fails simply becomes free again.
 """
 
 from collections import OrderedDict
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 
 class DiskTier:
-    """Free list and keys of `num_places` places; every operation is O(1), but for the end of the list."""
+    """Free list and keys of `num_places` places; every operation is O(1), except `end_list` and `drop_cached`."""
 
     __slots__ = ("_free", "_idle", "_moving", "_unlisted", "is_listed", "num_places", "num_unusable")
 
     def __init__(self, num_places: int) -> None:
         self.num_places = num_places
-        self.is_listed = False  # the worker has told all that is there
+        self.is_listed = False  # the worker has listed all that is there
         self.num_unusable = 0  # places that stay empty
         self._unlisted = set(range(num_places))
         self._free: list[int] = []
@@ -43,14 +43,14 @@ class DiskTier:
         return len(self._unlisted)
 
     def list_held(self, held: Iterable[tuple[bytes, int]]) -> None:
-        """These keys were found at these places. What is known by now is newer."""
+        """The worker found these keys at these places. What was recorded since is newer, and wins."""
         for key, place in held:
             if place in self._unlisted and key not in self._idle and key not in self._moving:
                 self._unlisted.remove(place)
                 self._idle[key] = place
 
     def end_list(self, unusable: Iterable[int]) -> None:
-        """All else is empty; some places must stay so."""
+        """The list is complete: all other places are empty, and the `unusable` ones must stay so."""
         if not self.is_listed:
             self.is_listed = True
             kept_empty = self._unlisted.intersection(unusable)
@@ -67,7 +67,7 @@ class DiskTier:
         return key in self._idle
 
     def touch(self, key: bytes) -> bool:
-        """Somebody had a use for this content. Returns whether it is there, or on its way."""
+        """Mark this content as just used. Returns whether it is there, or on its way."""
         if key in self._idle:
             self._idle.move_to_end(key)
             return True
@@ -85,12 +85,12 @@ class DiskTier:
         return place
 
     def begin_load(self, key: bytes) -> int:
-        """Return the place of a page that is there, until it is read."""
+        """Return the place of a page that is there, and reserve it until `end_move`."""
         place = self._moving[key] = self._idle.pop(key)
         return place
 
     def end_move(self, key: bytes, *, is_there: bool) -> None:
-        """A page was written or read; otherwise its place is empty."""
+        """A page was written or read (`is_there`), or that failed and its place is empty."""
         place = self._moving.pop(key)
         if is_there:
             self._idle[key] = place
@@ -98,7 +98,7 @@ class DiskTier:
             self._free.append(place)
 
     def drop_cached(self) -> int:
-        """Empty all places where nothing moves; return how many held a page."""
+        """Empty all places that are not moving; return how many held a page."""
         num_dropped = len(self._idle)
         self._free += self._idle.values()
         self._idle.clear()

@@ -1,4 +1,4 @@
-"""What the page bookkeeping must know about the sequences that hold pages."""
+"""What the page bookkeeping needs to know about sequences that hold pages."""
 
 from array import array
 from collections.abc import Hashable, Sequence
@@ -18,7 +18,7 @@ class Siblings(Protocol):
 
     @property
     def running(self) -> Sequence["Holder"]:
-        """Those that have a row."""
+        """The siblings that have a row."""
 
     @property
     def can_fork(self) -> bool:
@@ -26,10 +26,10 @@ class Siblings(Protocol):
 
 
 class PageTables(Protocol):
-    """What holds pages."""
+    """A holder of pages."""
 
     page_ids: list[int]  # the page table
-    window_tables: list[WindowTable]  # those of further page groups
+    window_tables: list[WindowTable]  # page tables of further page groups
     cache_node: CacheNode | None  # cursor in the prefix cache
 
 
@@ -41,11 +41,11 @@ class Holder(PageTables, Protocol):
     num_unsettled_tokens: int
     launch_limit: int  # computed positions stay below this without new pages
     num_tree_pages: int  # page_ids[:num_tree_pages] are in the tree, down to the cursor
-    page_seconds: float  # minus the time at which it took each page, plus that at which it gave each back
+    page_seconds: float  # sum over its pages: minus the time it was taken, plus the time it was given back
 
     @property
     def request(self) -> Siblings:
-        """The sequences that it is one of."""
+        """The sequences of the same request, this one included."""
 
     @property
     def num_settled_tokens(self) -> int:
@@ -57,11 +57,11 @@ class Holder(PageTables, Protocol):
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Whether prompt positions must be computed although they are cached."""
+        """Whether prompt positions must be computed even if they are cached."""
 
 
 class RowHolder(Holder, Protocol):
-    """One that has a row."""
+    """A holder that has a row."""
 
     row: int
     cache_miss: CacheMiss  # why it did not start later in its prompt

@@ -1,13 +1,12 @@
-"""Pages in the host's memory, as the scheduler counts them: which are free, which are found by their content, and
-which are held.
+"""The scheduler's bookkeeping of pages in the host's memory: free, cached by content, or held.
 
-    free     ◀──▶ cached   has a key, and nobody holds it: found by its key; the least recently used goes first
+    free     ◀──▶ cached   has a key and no holder: found by its key; the least recently used goes first
                     ▲▼
                   held     by sequences that are swapped out, by copies being planned, or while a lower tier moves it
 
-A page is taken for a holder and gets a key if others may find it. When its last holder lets go, it is cached if it has
-a key, else free. The worker knows nothing of this: it copies pages as plans say. Because it does that in the order of
-the plans, a page can be given to somebody else in the same step in which it was copied away.
+A page is taken for a holder, and gets a key if others may find it. When its last holder lets go, it is cached if it has
+a key, else free. The worker knows nothing of this: it copies pages as plans say. Because it does so in the order of the
+plans, a page can be reused in the same step in which it is copied away.
 """
 
 from collections import OrderedDict
@@ -27,7 +26,7 @@ class HostTier:
         self._num_holders = [0] * num_pages
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, least recently used first
         self.changed: Callable[[bytes, bool], None] | None = None
-        """Called with each key that is found from now on (True), or no longer."""
+        """Called with each key that can be found from now on (True), or no longer."""
 
     @property
     def num_free(self) -> int:
@@ -53,7 +52,7 @@ class HostTier:
         return len(self._free) + len(self._idle)
 
     def find(self, key: bytes) -> int:
-        """Return the page with this content, or -1. It may go at the next `take`: hold it before."""
+        """Return the page with this content, or -1. The next `take` may reuse it: hold it first."""
         return self._pages.get(key, -1)
 
     def take(self) -> int:
@@ -69,7 +68,7 @@ class HostTier:
         return page
 
     def name(self, page: int, key: bytes) -> None:
-        """Let a held page be found by its content; without effect if another page is found by it already."""
+        """Let a held page be found by its content; no effect if another page has that key already."""
         if key not in self._pages:
             self._pages[key] = page
             self._keys[page] = key
@@ -91,12 +90,12 @@ class HostTier:
                 self._free.append(page)
 
     def touch(self, page: int) -> None:
-        """Somebody had a use for this page."""
+        """Mark a page as just used."""
         if page in self._idle:
             self._idle.move_to_end(page)
 
     def forget(self, page: int) -> None:
-        """The content of this page is not what its key says, or is not wanted: nobody finds it any more."""
+        """Remove a page's key: its content is not what the key says, or is not wanted."""
         if self._keys[page]:
             self._forget_key(page)
         if page in self._idle:
@@ -111,7 +110,7 @@ class HostTier:
         return len(pages)
 
     def is_held(self, page: int) -> bool:
-        """Whether somebody holds a page."""
+        """Whether a page has a holder."""
         return self._num_holders[page] > 0
 
     def key_of(self, page: int) -> bytes:
@@ -119,7 +118,7 @@ class HostTier:
         return self._keys[page]
 
     def holder_counts(self) -> list[int]:
-        """Return for each page how many hold it; for checks."""
+        """Return the number of holders of each page; for checks."""
         return self._num_holders[:]
 
     def free_pages(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Page pool and prefix cache as one: where sequences start, what they take, share, settle and give back.
+"""Page pool and prefix cache together: where sequences start, and which pages they take, share, settle and release.
 
 A fork. P prompt tokens; the sibling S has settled at least positions [0, P), F is the newcomer:
 
@@ -20,8 +20,9 @@ A fork. P prompt tokens; the sibling S has settled at least positions [0, P), F 
 Sharing waits for *settled*, not only launched, positions: then every shared page is in the prefix
 cache's tree (where there is one), F's cursor holds it there, and the count of evictable pages stays exact.
 
-If some layers see only a window, the sibling has freed what lies behind it; if some keep a state of each row, the
-sibling's has gone on. Then no sequence forks, but starts at the longest hit after the sibling has settled the prompt.
+If some layers see only a window, the sibling has freed the pages behind it. If some keep a state of each row, the
+sibling's state has moved on. In both cases a sequence does not fork: it starts at the longest hit once the sibling has
+settled the prompt.
 """
 
 from collections.abc import Hashable
@@ -53,14 +54,14 @@ class KVPages:
         self.pool = PagePool(num_pages)
         self.cache = PrefixCache(self.pool, page_size) if enable_prefix_caching else None
         self.windows: tuple[WindowPages, ...] = ()  # further groups (`page_groups.py`)
-        self.now = 0.0  # seconds, for the accounts of pages
+        self.now = 0.0  # seconds, for page-time accounting
         self.copies = PageCopies()  # of the next plan
-        self.tiers: Tiers | None = None  # what is below the device
-        self.can_fork = True  # whether a sibling's pages are a start
-        self.snapshots: Snapshots | None = None  # of the states that some layers keep (`state_pages.py`)
+        self.tiers: Tiers | None = None  # the tiers below the device
+        self.can_fork = True  # whether a sequence can start from a sibling's pages
+        self.snapshots: Snapshots | None = None  # of states, if some layers keep them (`state_pages.py`)
 
     def use_tiers(self, tiers: Tiers) -> None:
-        """Let what is evicted go to a lower tier, and find it there."""
+        """Let evicted pages go to a lower tier, and be found there."""
         self.tiers = tiers
         if self.cache is not None:
             self.cache.given_up = tiers.demote
@@ -82,7 +83,7 @@ class KVPages:
         return self.cache is not None and missing <= self.cache.num_evictable and self.cache.evict(missing) == missing
 
     def reserve_next(self, seq: Holder) -> bool:
-        """Make free what the first position without pages needs, like `reserve`."""
+        """Like `reserve`, for the pages that the first position without pages needs."""
         return self.pool.num_free > 0 or self.reserve(1)
 
     def drop_cached(self) -> int:
@@ -101,7 +102,7 @@ class KVPages:
         page_ids = seq.page_ids
         page_ids.append(page_id)
         seq.page_seconds -= self.now
-        # `limit_launch`, written out: there are many of these in a step.
+        # `limit_launch`, inlined: this runs many times per step.
         end, last = len(page_ids) * self.page_size, seq.max_computed_tokens
         seq.launch_limit = end if end < last else last
         return page_id
@@ -110,12 +111,12 @@ class KVPages:
         """Give positions before `end` pages in every group, as far as there are pages.
 
         Returns:
-            New pages of the first group, which has them from the admission on; and of the others.
+            New pages of the first group, whose pages otherwise come at admission; and of the other groups.
         """
         return [], []
 
     def start_with(self, seq: Holder, hit: PrefixHit, num_tokens: int) -> int:
-        """Give a sequence, which has pages of the first group, what else it starts with after a hit that is held.
+        """Give a sequence with pages of the first group the other pages it starts with after a hit that is held.
 
         Returns:
             How many pages are copied from a lower tier.
@@ -153,7 +154,7 @@ class KVPages:
         if node is None or self.cache is None:
             return
         page_size, marks = self.page_size, seq.request.marks
-        # The property, inlined: saves a call for each page that fills.
+        # The property, inlined: saves a call per full page.
         num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
         for i in range(seq.num_tree_pages, num_settled // page_size):
             tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
@@ -181,9 +182,9 @@ class Start(NamedTuple):
     """The part that a sequence need not compute, and where it comes from."""
 
     num_tokens: int
-    page_ids: list[int]  # shared pages, in order; what the hit has on the host follows them
+    page_ids: list[int]  # shared pages, in order; the hit's host pages follow them
     copy_src: int  # page to copy into the next page of the sequence, or -1
-    hit: PrefixHit  # what to keep in the prefix cache
+    hit: PrefixHit  # the path to hold in the prefix cache
     is_fork: bool
 
 
@@ -198,7 +199,7 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
     page_size = kv.page_size
     num_hit_pages = len(hit.page_ids) + len(hit.host_page_ids)
     num_hit_tokens = num_hit_pages * page_size
-    # A sibling's prompt saves computing all positions but one: useless if their logits are needed.
+    # A sibling's prompt saves computing all positions but one. That is no use if their logits are needed.
     can_follow = kv.can_fork or kv.cache is not None
     siblings = seq.request.running if can_follow and not seq.owes_prompt_logprobs else ()
     last = seq.request.num_prompt_tokens - 1
@@ -210,13 +211,13 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
             pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
             copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
             return Start(last, pages, copy_src, hit._replace(host_page_ids=()), is_fork=True)
-        # A sibling that ends with its first token leaves only what the prefix cache gets from it.
+        # A sibling that ends with its first token leaves only what it put into the prefix cache.
         if not settled and (num_hit_pages < num_full_pages if kv.cache is not None else seq.request.can_fork):
             return None
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 
 
 def is_sibling_ready(request: Siblings) -> bool:
-    """Return whether a parked request has nothing more to wait for."""
+    """Return whether a parked request need not wait any longer."""
     siblings = request.running
     return not siblings or any(sibling.num_settled_tokens >= request.num_prompt_tokens for sibling in siblings)

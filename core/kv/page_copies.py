@@ -5,7 +5,7 @@ from penstock.ipc.messages import FROM_HOST, ON_DEVICE, TO_HOST
 
 
 class PageCopies:
-    """Collects copies from whoever moves pages; a plan takes them all."""
+    """Collects copies from all code that moves pages; a plan takes them all."""
 
     __slots__ = ("_dst", "_tiers", "num_from_host", "num_to_host", "src")
 
@@ -31,7 +31,7 @@ class PageCopies:
         self.num_from_host += 1
 
     def take(self) -> tuple[bytes, bytes, bytes]:
-        """Return the plan's columns `copy_src`, `copy_dst` and `copy_tiers`, and begin anew."""
+        """Return the plan's columns `copy_src`, `copy_dst` and `copy_tiers`, and clear them."""
         tiers = bytes(self._tiers) if self.num_to_host or self.num_from_host else b""
         columns = pack_int32(self.src), pack_int32(self._dst), tiers
         self.src.clear()

@@ -1,7 +1,7 @@
 """Several page groups in one pool: the first keeps all positions, the others a window each.
 
-A position can be computed when it has a page in every group, and a prefix be reused where every group can start. The
-first group's pages are taken at admission, those of the others chunk by chunk, as they are also released.
+A position can be computed once it has a page in every group, and a prefix can be reused where every group can start.
+The first group's pages are taken at admission. Those of the others are taken, and released, chunk by chunk.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -29,9 +29,9 @@ def make_pages(
     has_states: bool = False,
     snapshots: Snapshots | None = None,
 ) -> KVPages:
-    """Return the bookkeeping for a pool, and for the host's pages if there are any; less work with a single group.
+    """Return the bookkeeping for a pool, and for the host's pages if any; the simpler one for a single group.
 
-    With `has_states`, pages alone are no start for a sequence: it needs one of the snapshots, too.
+    With `has_states`, a sequence cannot start from pages alone: it also needs a snapshot.
     """
     enable_prefix_caching &= not has_states or snapshots is not None
     if windows:
@@ -48,7 +48,7 @@ def make_pages(
 
 
 class GroupedPages(KVPages):
-    """Like `KVPages`, with another page table in each sequence for every further group."""
+    """Like `KVPages`, with one more page table per sequence for each further group."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class GroupedPages(KVPages):
         nodes.reverse()
         pages_at = [partial(self._page_at, number, nodes, hit) for number in range(len(self.windows))]
         count, longest = -1, len(nodes) + len(hit.host_page_ids)
-        while count != longest:  # where one group cannot start, another may be unable to as well
+        while count != longest:  # shortening it for one group may rule it out for another
             count = longest
             for group, page_at in zip(self.windows, pages_at, strict=True):
                 longest = group.border(page_at, longest)
@@ -172,7 +172,7 @@ class GroupedPages(KVPages):
             seq.page_seconds += self.now * (num_pages - len(table.page_ids))
 
     def next_settle_event(self, seq: Holder) -> int:
-        """Even without a prefix cache there is something to free when a page is full."""
+        """As in `KVPages`, but even without a prefix cache there is something to free when a page is full."""
         return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_computed_tokens)
 
     def release(self, seq: PageTables) -> None:
@@ -188,7 +188,7 @@ class GroupedPages(KVPages):
         return zip(self.windows, seq.window_tables, strict=True)
 
     def _num_lacking(self, seq: Holder) -> int:
-        """Pages that the first position without them needs, over all groups."""
+        """Pages that the first position without pages needs, over all groups."""
         position = seq.launch_limit
         return (len(seq.page_ids) * self.page_size <= position) + sum(
             table.num_pages * group.page_size <= position for group, table in self._tables(seq)

@@ -3,15 +3,14 @@
 The prefix cache is a radix tree over page-sized runs of tokens whose nodes own pages:
 
     root("") ──[t0 t1 t2 t3]──▶ page 7 ──[t4 t5 t6 t7]──▶ page 2      cursor of sequence A
-                                      └──[t4 t5 t9 t9]──▶ page 5      nobody: evictable
+                                      └──[t4 t5 t9 t9]──▶ page 5      no cursor: evictable
     root("salt") ──[t0 t1 t2 t3]──▶ page 9                            never shared with the root above
 
-An edge is the tokens of one page themselves (as bytes in a dict, with what tells images apart), so a hit compares
-tokens; the dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its
-own pages are in the tree. A node is in use if a cursor is at it or one of its children is in use. So the
-unused nodes are closed downwards: all of them can be evicted, leaves first, and their number
-is exact. (Like the locked root paths of SGLang's RadixCache, but the walk up stops where the path is
-in use already.)
+An edge is the tokens of one page (as bytes in a dict, with the marks of images), so a hit compares the tokens
+themselves; the dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its own
+pages are in the tree. A node is in use if a cursor is at it, or one of its children is in use. So all nodes below an
+unused node are unused, too: all unused nodes can be evicted, leaves first, and their number is exact. (Like the locked
+root paths of SGLang's RadixCache, but the walk up stops where the path is in use already.)
 """
 
 from array import array
@@ -89,8 +88,8 @@ class PagePool:
         Free at once is safe although steps in flight may still read or write the page: the worker
         executes plans strictly in the order they were made, and the page's next owner writes it
         in a plan that is made later. So the old owner's accesses all come before the new owner's.
-        Copies to the host and back belong to a plan and count as done in its order, too (`tiers.py`), also
-        where they run beside the steps (`gpu_worker/state/transfers.py`).
+        Copies to the host and back belong to a plan, and count as done in its order, too (`tiers.py`), even if they
+        run beside the steps (`gpu_worker/state/transfers.py`).
         """
         num_users = self._num_users
         for page_id in page_ids:
@@ -158,36 +157,36 @@ class CacheNode:
         self.released_at = 0  # the cache's counter when it was last in use
         self.serial = serial  # breaks ties in the eviction heap
         self.is_queued = False  # its (only) entry is in the eviction heap
-        self.content_key = b""  # made when a lower tier asks for it (`content_keys.py`)
+        self.content_key = b""  # computed on demand (`content_keys.py`)
 
 
 MISSING = -1
 
 
 def host_ref(host_page: int) -> int:
-    """Return a number for a page of the host that is no page of the device, nor MISSING; it is its own inverse."""
+    """Map a host page to a number that is neither a device page nor MISSING; the mapping is its own inverse."""
     return -2 - host_page
 
 
 class PrefixHit(NamedTuple):
-    """Pages for the start of a sequence, and the tree node where those of the device end (None: no hit)."""
+    """Pages for the start of a sequence, and the tree node where the device's pages end (None: no hit)."""
 
     node: CacheNode | None
     page_ids: list[int]
     window_page_ids: tuple[list[int], ...] = ()
-    """For each further group the pages that the next position sees; those of the host as `host_ref`."""
-    host_page_ids: Sequence[int] = ()  # what follows `page_ids`, on the host
-    num_lacking: int = 0  # pages that follow, but are no start: they have no snapshot
-    lacks_evicted: bool = False  # one of them had one
+    """For each further group, the pages that the next position sees; host pages as `host_ref`."""
+    host_page_ids: Sequence[int] = ()  # on the host, following `page_ids`
+    num_lacking: int = 0  # pages that follow but cannot be reused: they have no snapshot
+    lacks_evicted: bool = False  # one of these had a snapshot
 
     @property
     def num_pages(self) -> int:
-        """Pages of the first group, wherever they are."""
+        """Pages of the first group, on the device or the host."""
         return len(self.page_ids) + len(self.host_page_ids)
 
     @property
     def all_host_pages(self) -> list[int]:
-        """The pages of the host, of all groups, the last ones first."""
+        """The host pages of all groups, the last ones first."""
         refs = [host_ref(ref) for refs in self.window_page_ids for ref in refs if ref < 0]
         return [*refs, *reversed(self.host_page_ids)]
 
@@ -207,10 +206,10 @@ class PrefixCache:
         self.clock = 0  # advances with every node that is created or released
         self.num_nodes = 0
         self.given_up: Callable[[CacheNode], None] | None = None
-        """Called with each node that is evicted, while it still has its page and parents: its other data must go
-        with it, and a lower tier would take over its content."""
+        """Called with each node that is evicted, while it still has its page and parents: for dropping its other data,
+        and for a lower tier to take over its content."""
         self.extended: Callable[[CacheNode], None] | None = None
-        """Called with each node that is new."""
+        """Called with each new node."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
     def match(
@@ -281,7 +280,7 @@ class PrefixCache:
         """
         child = node.children.get(tokens)
         if child is None:
-            self.clock += 1  # `_new_node`, written out: there are many of these in a step
+            self.clock += 1  # `_new_node`, inlined: this runs many times per step
             child = node.children[tokens] = CacheNode(node, tokens, page_id, self.clock)
             child.num_users = 1
             self.num_nodes += 1
@@ -303,7 +302,7 @@ class PrefixCache:
             if node.num_users or node.children:
                 continue  # queued again when it becomes an unused leaf again
             if node.released_at != released_at:
-                self._queue(node)  # was used since it was queued
+                self._queue(node)  # used since it was queued
                 continue
             parent = node.parent
             assert parent is not None
@@ -323,7 +322,7 @@ class PrefixCache:
 
     @property
     def coldest(self) -> int:
-        """When the node that `evict` would take first was last used, or earlier; without such a node, the time now."""
+        """The clock at the last use of the node that `evict` would take first, or a bound below; the clock if none."""
         return self._heap[0][0] if self._heap else self.clock + 1
 
     def roots(self) -> list[CacheNode]:

@@ -1,19 +1,19 @@
-"""Copies of rows' states, so that a cached prefix can be a start where some layers keep a state of each row.
+"""Copies of rows' states: if some layers keep a state of each row, a cached prefix can be reused only with one.
 
     a prompt    |--page--|--page--|--page--|--page--|-
     snapshots            ^                 ^           each belongs to the tree's node whose page ends there
 
-A sequence starts behind the deepest node of its prefix that has a snapshot. They are taken
+A sequence starts behind the deepest node of its prefix that has a snapshot. Snapshots are taken
 
-  - behind the last full page of each prompt, which another one may go on from;
-  - where a prompt leaves what is cached, at the end of a system prompt as a rule: the next one can start there;
-  - at page borders of rows that decode: of these, each row keeps the latest, for the next turn of the conversation.
+  - behind the last full page of each prompt, from where another prompt may go on;
+  - where a prompt departs from what is cached, usually at the end of a system prompt: the next one can start there;
+  - at page borders of rows that decode: each row keeps only the latest, for the next turn of the conversation.
 
-The worker copies a row's state when the row has computed all positions before a border and none behind it: before the
-forward pass of the plan that goes on from there. So chunks of prompts end at the borders that are wanted. A plan's
+The worker copies a row's state when the row has computed all positions before a border and none behind it, that is,
+before the forward pass of the plan that goes on from there. So chunks of prompts end at the wanted borders. A plan's
 saves come before its loads, in the order in which the scheduler decides on them: running rows first, then admissions.
-What is saved belongs to its sequence until the page has settled, and then to the page's node. The least recently used
-snapshot makes room for another one.
+A snapshot belongs to its sequence until the page has settled, and then to the page's node. The least recently used
+snapshot makes room for a new one.
 """
 
 from collections import Counter, OrderedDict
@@ -37,14 +37,14 @@ class SnapshotTotals:
 
 
 class Snapshot(NamedTuple):
-    """Where a state is kept, and whether the next one of the same row takes its place."""
+    """Where a state is kept, and whether the next snapshot of the same row replaces it."""
 
     place: int
     is_rolling: bool
 
 
 class Snapshots:
-    """The places for states in the worker, and what they hold."""
+    """The places for states in the worker, and their contents."""
 
     __slots__ = (
         "_borders", "_evicted", "_free", "_kept", "_loads", "_page_size", "_pending", "_rolling", "_saves",
@@ -56,11 +56,11 @@ class Snapshots:
         self.totals = totals
         self._page_size = page_size
         self._free = list(range(num_places - 1, -1, -1))
-        self._kept: OrderedDict[CacheNode, Snapshot] = OrderedDict()  # the least recently used one first
-        self._evicted: set[CacheNode] = set()  # nodes that had one
+        self._kept: OrderedDict[CacheNode, Snapshot] = OrderedDict()  # least recently used first
+        self._evicted: set[CacheNode] = set()  # nodes that have lost their snapshot
         self._borders: dict[PageTables, set[int]] = {}  # positions at which a running prompt's state is wanted
-        self._pending: dict[PageTables, dict[int, Snapshot]] = {}  # by the number of pages before the border
-        self._rolling: dict[PageTables, CacheNode] = {}  # the latest of a row that decodes
+        self._pending: dict[PageTables, dict[int, Snapshot]] = {}  # number of pages before the border -> snapshot
+        self._rolling: dict[PageTables, CacheNode] = {}  # the latest snapshot of each row that decodes
         self._saves: dict[int, int] = {}  # place -> row, of the next plan
         self._loads: dict[int, int] = {}  # row -> place
 
@@ -108,7 +108,7 @@ class Snapshots:
             self.totals.misses[seq.cache_miss] += 1
 
     def chunk(self, seq: RowHolder, start: int, num_tokens: int) -> int:
-        """A prompt's next chunk begins; return how many of the tokens that it may have it should have."""
+        """A prompt's next chunk begins; return how many of the `num_tokens` allowed it should have."""
         borders = self._borders.get(seq)
         if not borders:
             return num_tokens
@@ -123,7 +123,7 @@ class Snapshots:
             self._save(seq, start, is_rolling=True)
 
     def settled(self, seq: Holder) -> None:
-        """More pages of a sequence may be in the tree: what was saved at their ends is theirs."""
+        """More pages of a sequence may be in the tree: give their nodes the snapshots taken at their ends."""
         pending = self._pending.get(seq)
         if not pending:
             return
@@ -131,9 +131,9 @@ class Snapshots:
             self._keep(seq, num_pages, pending.pop(num_pages))
 
     def leave(self, seq: PageTables) -> None:
-        """A sequence leaves its row: what has not settled is given up.
+        """A sequence leaves its row: give up its snapshots that have not settled.
 
-        Plans in flight may still write there, before the next one that saves in the same place.
+        Plans in flight may still write to their places, but before the next plan that saves there.
         """
         self._borders.pop(seq, None)
         self._rolling.pop(seq, None)
@@ -155,7 +155,7 @@ class Snapshots:
         return loads, saves
 
     def held(self) -> tuple[dict[CacheNode, int], list[int], list[int]]:
-        """Return the places by their nodes, those of sequences, and those that are free; for checks."""
+        """Return the places of nodes, those of sequences, and the free ones; for checks."""
         pending = [snapshot.place for each in self._pending.values() for snapshot in each.values()]
         return {node: snapshot.place for node, snapshot in self._kept.items()}, pending, self._free[:]
 
@@ -172,7 +172,7 @@ class Snapshots:
             self._pending.setdefault(seq, {})[num_pages] = Snapshot(place, is_rolling)
 
     def _place(self) -> int:
-        """A place that nobody needs, or needs least; -1 if all are of sequences whose pages have not settled."""
+        """A free place, or that of the least recently used snapshot; -1 if all belong to unsettled pages."""
         if self._free:
             return self._free.pop()
         if not self._kept:
@@ -188,7 +188,7 @@ class Snapshots:
             assert node is not None
             node = node.parent
         assert node is not None
-        if node in self._kept:  # the same text has been computed twice
+        if node in self._kept:  # the same text was computed twice
             self._free.append(snapshot.place)
         else:
             self._kept[node] = snapshot

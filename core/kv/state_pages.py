@@ -1,4 +1,4 @@
-"""Pages of a model some of whose layers keep a state: a prefix is a start where there is a snapshot of it, too."""
+"""Pages of a model in which some layers keep a state: a prefix can be reused only where it has a snapshot."""
 
 from penstock.core.kv.holder import Holder, PageTables
 from penstock.core.kv.kv_pages import KVPages

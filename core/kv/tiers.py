@@ -1,13 +1,13 @@
-"""What moves between the device's pages and the host's, each page whole, and found again by its content.
+"""Moves whole pages between the device and the host, where they are found again by their content.
 
-    evicted     a page that the prefix cache gives up is copied to the host, if a page is to be had there
-    found       a hit in the prefix cache goes on with pages of the host; they are copied into pages of the sequence,
+    evicted     a page that the prefix cache gives up is copied to the host, if a page is available there
+    found       a hit in the prefix cache continues with host pages; they are copied into pages of the sequence,
                 which the prefix cache then owns as if they had been computed
     swapped     a preempted sequence's settled pages, the partial last one too, are held on the host until it returns
 
-Copies count as done in the order in which they are asked for here, before the next plan's forward pass. So a page may
-be given to somebody else as soon as its copy is asked for, on the device and on the host. Only settled positions are
-ever copied: they do not change any more, and no result is awaited for them.
+Copies count as done in the order in which they are requested here, before the next plan's forward pass. So a page, on
+the device or the host, may be reused as soon as its copy is requested. Only settled positions are ever copied: they no
+longer change, and no result is awaited for them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,15 +35,15 @@ class TierTotals:
     num_swapped_in: int = 0
     num_pages_to_host: int = 0  # all copies
     num_pages_from_host: int = 0
-    num_copy_us: int = 0  # that the worker needed for them
+    num_copy_us: int = 0  # the worker's time for them
 
 
 class Swapped(NamedTuple):
-    """What the host holds of a preempted sequence."""
+    """The host pages of a preempted sequence."""
 
-    num_tokens: int  # settled
-    page_ids: list[int]  # of the host, all that have these positions
-    window_page_ids: tuple[list[int], ...]  # of each further group: those that position `num_tokens` sees
+    num_tokens: int  # settled tokens
+    page_ids: list[int]  # host pages with all these positions
+    window_page_ids: tuple[list[int], ...]  # for each further group, those that position `num_tokens` sees
 
     @property
     def all_pages(self) -> list[int]:
@@ -52,7 +52,7 @@ class Swapped(NamedTuple):
 
 
 class Tiers:
-    """One worker's host tier, and what is there of whom."""
+    """One worker's host tier, and the preempted sequences that it holds."""
 
     __slots__ = ("_copies", "_is_dropping", "_page_size", "_windows", "host", "swapped", "totals")
 
@@ -81,7 +81,7 @@ class Tiers:
             self._demote(page_id, window_key(node_key(node), group, index))
 
     def drop_cached(self, *, is_dropping: bool) -> None:
-        """What is evicted from now on is not wanted, nor is what is cached here; until this is said to be over."""
+        """Drop what is cached here, and stop demoting evicted pages until called with `is_dropping=False`."""
         self._is_dropping = is_dropping
         self.host.drop_cached()
 
@@ -103,7 +103,7 @@ class Tiers:
     # --- found ------------------------------------------------------------------------------
 
     def continued(self, seq: Holder, hit: PrefixHit, max_pages: int) -> PrefixHit:
-        """Return a hit with the host's pages of the first group that follow those of the device."""
+        """Return a hit extended by the host pages of the first group that follow the device's pages."""
         host, size = self.host, self._page_size
         if not host.has_keys:
             return hit
@@ -120,7 +120,7 @@ class Tiers:
     def window_page(self, group: int, nodes: Sequence[CacheNode], hit: PrefixHit, index: int) -> int:
         """Return the `host_ref` of page `index` of a further group, or MISSING.
 
-        `nodes`: the path to the hit's node; the hit's pages of the host follow it.
+        `nodes`: the path to the hit's node; the hit's host pages follow it.
         """
         depth = self._windows[group - 1].depth_of(index)
         at_host = depth - len(nodes)
@@ -129,7 +129,7 @@ class Tiers:
         return MISSING if page < 0 else host_ref(page)
 
     def hold(self, hit: PrefixHit) -> None:
-        """Keep a hit's pages of the host until `let_go`."""
+        """Keep a hit's host pages until `let_go`."""
         for page in hit.all_host_pages:
             self.host.hold(page)
 
@@ -138,12 +138,12 @@ class Tiers:
         self._release(hit.all_host_pages)
 
     def promote(self, seq: Holder, hit: PrefixHit, window_places: Iterable[tuple[int, int]]) -> int:
-        """Copy a hit's pages of the host, which are held, into pages of a sequence that enters a row, and let them go.
+        """Copy a hit's held host pages into pages of a sequence that enters a row, and let them go.
 
         Args:
-            seq: it has its first group's pages.
+            seq: has its first group's pages.
             hit: where it starts.
-            window_places: pages of the host, and those of the device that they go to, of all further groups.
+            window_places: (host page, device page to copy it to) of all further groups.
 
         Returns:
             The number of pages.
@@ -172,9 +172,9 @@ class Tiers:
         )
 
     def swap_out(self, seq: Holder) -> bool:
-        """Copy what is settled of a running sequence, which then loses its pages; False if the host has no room for it.
+        """Copy the settled pages of a running sequence, which then loses its own; False if the host lacks the room.
 
-        Pages that the prefix cache owns have keys here too: if they are evicted they are not copied again.
+        Pages that the prefix cache owns have keys here too, so they are not copied again when evicted.
         """
         num_tokens = seq.num_settled_tokens
         if not num_tokens:
@@ -207,7 +207,7 @@ class Tiers:
         return True
 
     def returning(self, seq: Holder, cache: PrefixCache | None) -> tuple[int, PrefixHit] | None:
-        """Return where a swapped sequence continues, and its pages: what is still in the prefix cache, then the host's.
+        """Return where a swapped sequence continues, and its pages: those still in the prefix cache, then the host's.
 
         None if it is not swapped.
         """
@@ -222,7 +222,7 @@ class Tiers:
         return swapped.num_tokens, PrefixHit(node, page_ids, windows, swapped.page_ids[len(page_ids) :])
 
     def forget(self, seq: Holder) -> None:
-        """Let go what is held of a sequence, if it is swapped: it has returned, or it ends."""
+        """Let go of a sequence's host pages, if it is swapped: it has returned, or it ends."""
         swapped = self.swapped.pop(seq, None)
         if swapped is not None:
             self._release(swapped.all_pages)

@@ -6,10 +6,10 @@
     table                       [ c )[ d )[ e )      position 18 sees 13 to 18: what is before page c is behind
     tree         [ a )...[ b )[ c )[ d )             a was unused first and is evicted; b may be evicted at any time
 
-All groups take their pages from one pool. What lies behind the window of every position that may still be computed is
-freed: of all positions from the first unsettled one on, so that steps in flight keep their pages. As in the first
-group, the prefix cache owns full pages here, but it may give up any page that no sequence holds, wherever its node is:
-a prefix can be reused up to each border before which a whole window remains.
+All groups take their pages from one pool. A page is freed once it lies behind the window of every position that may
+still be computed: that is, from the first unsettled position on, so that steps in flight keep their pages. As in the
+first group, the prefix cache owns full pages here. But it may give up any page that no sequence holds, wherever its
+node is: a prefix can be reused up to each border before which a whole window remains.
 """
 
 from collections import OrderedDict
@@ -30,7 +30,7 @@ class WindowTable:
 
     @property
     def num_pages(self) -> int:
-        """Including those that were freed."""
+        """Number of pages, including freed ones."""
         return self.first + len(self.page_ids)
 
 
@@ -46,10 +46,10 @@ class WindowPages:
         self.page_size = group.page_size
         self.window = group.window
         self._homes: dict[int, tuple[CacheNode, int]] = {}  # cached page -> its node, and its index in a page table
-        self._of_node: dict[CacheNode, dict[int, int]] = {}  # the same, the other way round
+        self._of_node: dict[CacheNode, dict[int, int]] = {}  # the reverse
         self.idle: OrderedDict[int, int] = OrderedDict()  # cached pages in no table -> since when, oldest first
         self.given_up: Callable[[CacheNode, int, int], None] | None = None
-        """Called with each node, index and page that is evicted: a lower tier takes over its content."""
+        """Called with the node, index and id of each evicted page, so that a lower tier can take over its content."""
 
     def first_needed(self, position: int) -> int:
         """Index of the first page that this position sees."""
@@ -75,7 +75,7 @@ class WindowPages:
                 self.idle[page_id] = now
 
     def free_behind(self, table: WindowTable, num_settled: int, now: int) -> None:
-        """Release what no position from `num_settled` on sees."""
+        """Release the pages that no position from `num_settled` on sees."""
         count = self.first_needed(num_settled) - table.first
         if count > 0:
             self.release(table.page_ids[:count], now)
@@ -85,7 +85,7 @@ class WindowPages:
     # --- the prefix cache --------------------------------------------------------------------
 
     def cache(self, node: CacheNode, depth: int, table: WindowTable) -> None:
-        """Let the node of depth 0, 1, ... own the pages that are full at its end, unless it has them already."""
+        """Let the node at depth 0, 1, ... own the pages that are full at its end, unless it has them already."""
         size = self._node_size
         for index in range(depth * size // self.page_size, (depth + 1) * size // self.page_size):
             homes = self._of_node.setdefault(node, {})
@@ -96,9 +96,9 @@ class WindowPages:
                 self._pool.cache(page_id)
 
     def border(self, page_at: Callable[[int], int], count: int) -> int:
-        """How many of the first `count` nodes of a path leave a whole window of cached pages at their end.
+        """The largest number of nodes, up to `count`, of a path that end with a whole window of cached pages.
 
-        `page_at` tells the page with an index, or MISSING.
+        `page_at` returns the page with an index, or MISSING.
         """
         while count:
             end = count * self._node_size
@@ -129,7 +129,7 @@ class WindowPages:
         return self.page_of(nodes[depth], index) if depth < len(nodes) else MISSING
 
     def page_of(self, node: CacheNode, index: int) -> int:
-        """The same for the node that the page belongs to."""
+        """Like `page`, given the node that the page belongs to."""
         return self._of_node.get(node, {}).get(index, MISSING)
 
     def has(self, page_id: int) -> bool:
