@@ -1,17 +1,18 @@
-"""How many tokens are guessed for each row: as many as bring the most tokens per second, and none where that is best.
+"""How many tokens to guess for each row: the numbers that bring the most tokens per second, which may be none.
 
-A step of R rows that is expected to take T microseconds brings R tokens, and each guess what `acceptance.py` expects
-of it. Guesses are taken in the order of what they bring, from all rows, up to the number with the highest
+A step of R rows that is expected to take T microseconds brings R tokens. Each guess brings what `acceptance.py`
+expects of it. The guesses of all rows are taken in order of what they bring, up to the number with the highest
 
     (R + what the guesses bring) / (T + what they cost)
 
-where times are as measured (`draft_costs.py`). The more rows a step has, the more a position costs, since the device
-computes rather than reads weights; so a server under load stops by itself.
+with measured times (`draft_costs.py`). The more rows a step has, the more a position costs, because the device is then
+bound by compute rather than by reading weights. So a server under load stops guessing by itself.
 
-What is learned may be wrong, and rows change: guesses are tried again although they seem not to pay, rarely. A ledger
-bounds what all that may cost, whatever the estimates say. Its unit is the time of a step without guesses: each such
-step adds a small part, and each step with guesses takes what it was longer, less what its tokens are worth. While it is
-empty nothing is guessed. So on text that no drafter guesses, a server loses that part of its speed at most.
+The estimates may be wrong, and rows change. So guesses that seem not to pay are tried again, rarely. A ledger bounds
+the cost of that, whatever the estimates say. Its unit is the time of a step without guesses. Each such step adds a
+small part (`_SHARE`); each step with guesses takes its extra time, less what its extra tokens are worth. While the
+ledger is empty, nothing is guessed. So on text that no drafter can guess, a server loses at most that part of its
+speed.
 """
 
 from collections.abc import Sequence as ListOf
@@ -22,25 +23,25 @@ from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.draft_costs import DraftCosts
 from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom
 
-_SHARE = 0.012  # of all time, for guesses that do not pay
+_SHARE = 0.012  # of all time may go to guesses that do not pay
 _FIRST_BALANCE, _MOST_BALANCE, _LEAST_BALANCE = 3.0, 6.0, -10.0
-_MAX_LOSS = 3.0  # a step that was stopped says nothing of guesses
+_MAX_LOSS = 3.0  # most that one step counts: a stopped process says nothing about guesses
 _LEAST_SPEEDUP = 1.02  # less is noise
-_LONGEST_SLEEP = 32  # steps until it is looked at again whether guesses pay
+_LONGEST_SLEEP = 32  # steps until guesses are considered again
 _MAX_INTERVAL = 64.0  # steps between two tries of a row that keeps failing
 _TRIAL = 2  # guesses
 _LONGEST_PAUSE = 16
-"""Steps between two in which something is tried, after fruitless ones: this, and one for every four rows, because a
-step with guesses costs the scheduler a little for each row."""
+"""Most steps between two tries, after fruitless ones: this, and one more for every four rows, because a step with
+guesses costs the scheduler a little for each row."""
 
-_PLAIN_EVERY = 64  # of steps with guesses, one in so many has none, to see what that takes
-_LEARN_EVERY = 32  # of steps without
-_LEARN_WITH_EVERY = 4  # of steps with guesses, once costs are known
-_LEAST_GAIN = 0.2  # of a guess, while it is not known what it costs
+_PLAIN_EVERY = 64  # one step in so many goes without guesses, to measure its time
+_LEARN_EVERY = 32  # one step without guesses in so many is learned from
+_LEARN_WITH_EVERY = 4  # one step with guesses in so many, once costs are known
+_LEAST_GAIN = 0.2  # least tokens that a guess must bring while its cost is unknown
 
 
 def draft_lengths(most: int, before: DraftLengths | None) -> DraftLengths | None:
-    """For a worker that guesses up to `most` tokens for a row; `before`: what has learnt from an earlier worker."""
+    """Lengths for a worker that guesses up to `most` tokens per row; `before`: those of an earlier worker."""
     if not most:
         return None
     if isinstance(before, AdaptiveLengths) and before.most == most:
@@ -57,7 +58,7 @@ class AdaptiveLengths(DraftLengths):
     )  # fmt: skip
 
     def __init__(self, most: int) -> None:
-        """At most so many for a row."""
+        """`most`: largest number of guesses for a row."""
         self.most = most
         self.acceptance = ServerAcceptance(most)
         self.costs = DraftCosts()
@@ -67,9 +68,9 @@ class AdaptiveLengths(DraftLengths):
         self._wakes_at = 0
         self._pause = 1  # steps between tries
         self._tries_at = 0
-        self._num_with = 0  # of these, since one without
-        self._num_plain = 0  # steps without, since one was learned from
-        self._plain_rows = 0  # of that one
+        self._num_with = 0  # steps with guesses since the last one without
+        self._num_plain = 0  # steps without guesses since the last one learned from
+        self._plain_rows = 0  # rows of the step learned from last
 
     def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
         """See `DraftLengths`."""
@@ -105,11 +106,11 @@ class AdaptiveLengths(DraftLengths):
         return lengths
 
     def _learn_costs(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
-        """Lengths of several kinds, and none at first."""
+        """Return no guesses at first, and then varied lengths, to learn what they cost."""
         if not self.costs.is_plain_known or self._balance < 0:
             self.why = "measures a step without"
             return ()
-        if room.has_prompts:  # its time would tell nothing
+        if room.has_prompts:  # a step with prompts says nothing about the cost of guesses
             return ()
         self.why = "measures a step with guesses"
         most = room.num_tokens
@@ -127,10 +128,10 @@ class AdaptiveLengths(DraftLengths):
         return self.most if allowed < 0 else min(allowed, self.most)
 
     def _best(self, decodes: ListOf[Sequence], plain_us: float, most: int) -> tuple[list[int], float]:
-        """The lengths that bring the most tokens per second, and how many times those of no guesses; empty: none."""
+        """Return the lengths that bring the most tokens per second (empty: none), and the speedup over no guesses."""
         asked_us, guess_us, longest_us = self.costs.extra_us()
         num_rows, server = len(decodes), self.acceptance
-        worth = guess_us * num_rows / plain_us  # a guess that brings less than this costs more
+        worth = guess_us * num_rows / plain_us  # a guess that brings less does not pay
         guesses: list[tuple[float, int, int, float]] = []
         for i, seq in enumerate(decodes):
             row = seq.acceptance
@@ -157,9 +158,9 @@ class AdaptiveLengths(DraftLengths):
         return lengths, best * plain_us / num_rows
 
     def _try(self, decodes: ListOf[Sequence], plain_us: float, lengths: list[int], room: DraftRoom) -> bool:
-        """Add a few guesses for rows that have none and were not tried for long, as far as the ledger lets it.
+        """Add a few guesses for rows without any that were not tried for long, as far as the ledger allows.
 
-        Sleeps if there are no guesses at all.
+        Sleeps if there are no guesses at all. Returns whether something is tried.
         """
         asked_us, guess_us, longest_us = self.costs.extra_us()
         size = min(_TRIAL, self.most)
@@ -167,7 +168,7 @@ class AdaptiveLengths(DraftLengths):
         each_cost = size * guess_us * self.acceptance.guess_rate / plain_us
         left, most = self._balance - first_cost, room.num_tokens - sum(lengths)
         if room.is_awaited and not lengths:
-            return False  # what it brings is not known yet
+            return False  # wait for the step with guesses in flight
         if self._step < self._tries_at:
             if not lengths:
                 self._sleep("costs more than it brings", self._tries_at - self._step)

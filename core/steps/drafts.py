@@ -1,14 +1,13 @@
-"""Drafts: guesses of a sequence's next tokens, which one step verifies together. The worker guesses; here is how many.
+"""Drafts: guesses of a sequence's next tokens, which one step verifies together. The worker makes the guesses.
 
-A decode with k drafts launches 1 + k positions and returns 0 to k + 1 tokens. Until its result is there, the scheduler
-assumes the maximum, and only the worker knows the row's actual position:
+The scheduler decides how many. A decode with k drafts launches 1 + k positions and returns 0 to k + 1 tokens. Until its
+result is there, the scheduler assumes the maximum, and only the worker knows the row's actual position:
 
     positions      0 ............ settled ............................ computed
                    [ KV is there  )[ token + k drafts )[ token + k'     )
                                    step i, in flight   step i + 1, planned for the latest possible start
 
-The result of step i takes back the positions without a token; the start of step i + 1 was marked as a bound in its
-plan.
+The result of step i takes back the positions that got no token. The plan of step i + 1 has marked its start as a bound.
 """
 
 from collections.abc import Sequence as ListOf
@@ -19,10 +18,10 @@ from penstock.core.sequences.sequence import Sequence
 
 
 class DraftRoom(NamedTuple):
-    """What is known of the next step when its guesses are chosen."""
+    """What is known about the next step when its guesses are chosen."""
 
-    num_tokens: int  # guesses in all at most
-    num_context: int  # positions of the decodes, added up
+    num_tokens: int  # most guesses in all
+    num_context: int  # sum of the decodes' positions
     has_prompts: bool = False  # whether it may compute a chunk of some prompt
     is_awaited: bool = False  # whether a step with guesses is in flight
 
@@ -30,7 +29,7 @@ class DraftRoom(NamedTuple):
     def of_step(
         cls, num_tokens: int, num_rows: int, num_context: int, has_prompts: bool, is_awaited: bool
     ) -> "DraftRoom":
-        """Of a step with so many tokens, which keeps one for each running row; prompts keep nearly all their room."""
+        """The room in a step of `num_tokens`: it keeps one token for each running row, and most room for prompts."""
         room = num_tokens - num_rows
         if has_prompts:
             room = min(room, num_tokens // PART_BESIDE_PROMPTS)
@@ -43,33 +42,33 @@ class DraftOutcome(NamedTuple):
     seqs: ListOf[Sequence]
     num_allowed: ListOf[int]
     num_guessed: ListOf[int]  # at most as many as allowed
-    num_tokens: ListOf[int]  # that it returned: one more than guesses were right, or none
+    num_tokens: ListOf[int]  # that each row returned: one more than its accepted guesses, or none
     num_context: int
     has_chunks: bool  # of prompts
-    num_us: int  # the whole step, as long as the device took, and its wait for the plan; 0: unknown
-    num_draft_us: int  # part of it: guessing
+    num_us: int  # the device's time for the whole step, and its wait for the plan; 0: unknown
+    num_draft_us: int  # part of it that went into guessing
 
 
 class DraftLengths(Protocol):
-    """Who says how many tokens are guessed."""
+    """Decides how many tokens are guessed."""
 
     why: str
-    """About its last answer, for the step trace."""
+    """The reason for the last answer, for the step trace."""
 
     def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
-        """How many may be guessed for each of these in the next step. Empty: none for any."""
+        """Return how many tokens may be guessed for each of these decodes in the next step; empty: none."""
 
     def note(self, outcome: DraftOutcome) -> None:
         """A step with drafts has returned."""
 
     def saved_us(self, outcome: DraftOutcome) -> float:
-        """How much longer its tokens would have taken without guesses, as far as is known; before `note`."""
+        """Estimate how much longer the step's tokens would have taken without guesses; call this before `note`."""
 
     def guesses_us(self, num_guesses: int, longest: int) -> float:
-        """What so many guesses, `longest` of one row, add to a step, as far as is known."""
+        """Estimate what this many guesses, `longest` of them in one row, add to a step."""
 
     def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
-        """A step of decodes alone has returned, which took so long (as in `DraftOutcome`)."""
+        """A step of decodes without guesses has returned; `num_us` as in `DraftOutcome`."""
 
 
 class FixedLengths(DraftLengths):
@@ -80,7 +79,7 @@ class FixedLengths(DraftLengths):
         self.why = "fixed"
 
     def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
-        """As many as there is room for, the first rows first."""
+        """Return the same number for each row, the first rows first, as far as there is room."""
         most = room.num_tokens
         if not self._num_drafts:
             return ()

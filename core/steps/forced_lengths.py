@@ -1,4 +1,4 @@
-"""Guesses for the tokens that grammars force: the worker tells how many there are, so none is asked for in vain."""
+"""Guesses for the tokens that grammars force: the worker says how many there are, so none is asked for in vain."""
 
 from collections.abc import Sequence as ListOf
 
@@ -7,23 +7,23 @@ from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom
 
 
 class ForcedLengths(DraftLengths):
-    """As others say; for a row whose next tokens are forced at least as many as these are.
+    """As many as `others` says, and at least as many as a row's next forced tokens.
 
-    A forced token is computed once, now or later, so guessing it pays at any load.
+    A forced token must be computed once anyway, now or later, so guessing it pays at any load.
     """
 
     __slots__ = ("_most", "_until", "are_only_forced", "others", "why")
 
     def __init__(self, others: DraftLengths, most: int, *, are_only_forced: bool) -> None:
-        """At most `most` for a row. If only forced tokens are guessed, the others just learn what guesses cost."""
+        """`most`: most guesses for a row. If only forced tokens are guessed, `others` just learns their costs."""
         self.others = others
         self.are_only_forced = are_only_forced
         self.why = ""
         self._most = most
-        self._until: dict[Sequence, int] = {}  # up to which position its tokens are forced
+        self._until: dict[Sequence, int] = {}  # the position up to which its tokens are forced
 
     def forced(self, seq: Sequence, num_tokens: int) -> None:
-        """After the tokens that are known of a row, its grammar leaves one choice only, so many times."""
+        """A row's grammar forces the `num_tokens` that follow its known tokens."""
         self._until[seq] = len(seq.token_ids) + num_tokens
 
     def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:

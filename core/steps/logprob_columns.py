@@ -1,16 +1,16 @@
-"""From a result's columns of log-probabilities to each sequence's delta.
+"""Moves a result's columns of log-probabilities into each sequence's delta.
 
-Output tokens: a delta has the log-probabilities of its tokens, if the sequence asks for them. A dropped token's are
-dropped too.
+Output tokens: a delta has the log-probabilities of its tokens, if the sequence asks for them. Those of dropped tokens
+are dropped too.
 
-Prompt tokens: position p gives the log-probability of token p + 1 whenever a chunk computes p. So a sequence
-that still owes some starts, with or without a prefix hit, at `num_prompt_logprobs_sent` at the latest:
+Prompt tokens: position p gives the log-probability of token p + 1 whenever a chunk computes p. So a sequence that still
+owes some starts at `num_prompt_logprobs_sent` at the latest, with or without a prefix hit:
 
     positions   0 ........ start ....... sent ......................... num_prompt_tokens - 1
                 [ reused )[ computed again )[ computed for the first time )
                                             [ sent                        )
 
-Hence each is sent once, in order, however often the sequence was preempted in between.
+So each is sent once, in order, however often the sequence is preempted in between.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _ITEM = 4  # bytes of an int32 and of an fp32
 
 
 def check_logprobs(step: InFlightStep, result: StepResult, counts: list[int]) -> str:
-    """Return what is wrong with the sizes of a result's log-probabilities; empty if nothing is.
+    """Return what is wrong with the sizes of a result's log-probabilities; empty if they are right.
 
     `counts` are those of `checked_tokens`.
     """
@@ -48,9 +48,9 @@ def check_logprobs(step: InFlightStep, result: StepResult, counts: list[int]) ->
 def attach_logprobs(
     step: InFlightStep, result: StepResult, counts: list[int], output: dict[Owner, list[SequenceDelta]]
 ) -> None:
-    """Give the deltas that this result made their log-probabilities; prompt chunks that made none get one.
+    """Put log-probabilities into the deltas of this result; prompt chunks without a delta get one.
 
-    The result has passed `check_logprobs` and was applied: dropped tokens have no delta in `output`.
+    The result must have passed `check_logprobs` and been applied: dropped tokens have no delta in `output`.
     """
     places = {
         (delta.request_id, delta.sequence_idx): (deltas, i)
@@ -89,7 +89,7 @@ def attach_logprobs(
 
 
 def _sampling(step: InFlightStep, counts: list[int]) -> Iterator[tuple[Sequence, int]]:
-    """The step's sampling sequences that ask for log-probabilities, and their numbers of tokens, as in the plan."""
+    """The step's sampling sequences, each with its number of tokens, in the order of the plan."""
     if step.decodes.has_logprobs:
         each = zip(step.decodes.seqs, counts or repeat(1), strict=False)  # followed by those of the chunks
         yield from ((seq, count) for seq, count in each if seq.num_logprobs >= 0)

@@ -1,4 +1,4 @@
-"""One step: who is in it, the columns that the worker gets, and whose the tokens are that come back."""
+"""One step: its sequences, the columns that the worker gets, and the owners of the tokens that come back."""
 
 from array import array
 from collections import Counter
@@ -22,7 +22,7 @@ Parts = tuple[float, float, float, float, float]
 
 
 class _Members(NamedTuple):
-    """An owner's sequences in a batch."""
+    """The sequences of one owner in a batch."""
 
     positions: list[int]
     request_ids: tuple[str, ...]
@@ -30,7 +30,7 @@ class _Members(NamedTuple):
 
 
 class Audience:
-    """The owners of a batch's sequences. Made once, for all steps in which the batch stays the same."""
+    """The owners of a batch's sequences. Made once for all steps in which the batch stays the same."""
 
     __slots__ = ("_members", "_seqs")
 
@@ -45,8 +45,8 @@ class Audience:
         """Return each owner's columns.
 
         Args:
-            token_ids: int32[at least as many as the batch returns], in its order.
-            apart: positions that are reported in another way, or not at all.
+            token_ids: int32[at least as many as the batch returns], in batch order.
+            apart: positions that are reported separately, or not at all.
             counts: how many tokens each position returns; empty: one each.
         """
         told: dict[Owner, TokenColumns] = {}
@@ -61,7 +61,7 @@ class Audience:
             elif len(members.positions) == len(self._seqs):
                 tokens = token_ids[: 4 * len(self._seqs)]
             else:
-                numbers = memoryview(token_ids).cast("i")  # raw: they are only rearranged
+                numbers = memoryview(token_ids).cast("i")  # raw: they are only reordered
                 tokens = array("i", [numbers[position] for position in members.positions]).tobytes()
             if members.positions:
                 told[owner] = TokenColumns(members.request_ids, members.sequence_idxs, tokens, num_tokens)
@@ -75,8 +75,10 @@ class Audience:
 
 
 class DecodeBatch:
-    """Sequences that compute their next token, in batch order. Never changed after its creation:
-    while no sequence joins or leaves, all steps in flight and the next ones share it."""
+    """Sequences that compute their next token, in batch order; never changed after creation.
+
+    While no sequence joins or leaves, all steps in flight and the next ones share it.
+    """
 
     __slots__ = (
         "audience",
@@ -112,33 +114,33 @@ class Chunk(NamedTuple):
     start: int
     num_new: int
     samples: bool  # reaches the last known token
-    num_prompt_logprobs: int  # for this many of its first positions the result scores the next prompt token
+    num_prompt_logprobs: int  # number of its first positions for which the result scores the next prompt token
 
 
 class InFlightStep(Struct, frozen=True):
-    """What is needed to apply a step's result; in the order of the plan's rows: decodes, then chunks."""
+    """What is needed to apply a step's result, in the order of the plan's rows: decodes, then chunks."""
 
     step_id: int
     decodes: DecodeBatch
     chunks: list[Chunk]
     num_samples: int
     num_left: int  # sequences that had left the running set when it was planned
-    has_logprobs: bool  # of some output or prompt token
-    num_drafts: ListOf[int] = ()  # of each decode at most; empty: none
-    predicted: tuple[Parts, int] | None = None  # its parts, and its expected microseconds; 0: unknown
-    starts: bytes = b""  # int32[at least as many as there are decodes]: their positions
-    num_context: int = 0  # their sum
-    is_whole: bool = False  # it computes one token of each running decode
-    num_pooled: int = 0  # vectors that are due, of chunks that sample
+    has_logprobs: bool  # for some output or prompt token
+    num_drafts: ListOf[int] = ()  # most of each decode; empty: none
+    predicted: tuple[Parts, int] | None = None  # the step's parts and expected microseconds (0: unknown)
+    starts: bytes = b""  # int32[at least as many as there are decodes]: the decodes' positions
+    num_context: int = 0  # sum of these positions
+    is_whole: bool = False  # the step computes one token of each running decode
+    num_pooled: int = 0  # vectors due from chunks that sample
 
     @property
     def decode_sizes(self) -> list[int]:
-        """How many positions each decode computes at most."""
+        """Most positions that each decode computes."""
         return [1 + count for count in self.num_drafts] if self.num_drafts else [1] * len(self.decodes.seqs)
 
     @property
     def num_tokens(self) -> int:
-        """How many positions it computes."""
+        """Most positions that the step computes."""
         return len(self.decodes.seqs) + sum(self.num_drafts) + sum(chunk.num_new for chunk in self.chunks)
 
 
@@ -154,7 +156,7 @@ def _row_images(seq: Sequence) -> tuple[RowImage, ...]:
 
 
 Pages = tuple[list[int], list[NewPage]]
-"""As `KVPages.grow` returns them."""
+"""New pages of a sequence, as `KVPages.grow` returns them."""
 
 
 class PlanBuilder:
@@ -167,7 +169,7 @@ class PlanBuilder:
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.drafts: Drafts | None = None  # None: no decode has any, and all starts are exact
-        self.has_logprobs = False  # in some chunk
+        self.has_logprobs = False  # of some chunk
         self.num_pooled = 0  # chunks that end with a vector
         self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
@@ -177,12 +179,12 @@ class PlanBuilder:
         self._new_pages.append((seq, page_id))
 
     def add_pages(self, seq: Sequence, page_ids: Iterable[int], window_pages: Iterable[NewPage]) -> None:
-        """Pages of all groups for a sequence, as `KVPages.grow` returns them."""
+        """Add a sequence's new pages of all groups, as `KVPages.grow` returns them."""
         self._new_pages += [(seq, page_id) for page_id in page_ids]
         self._window_pages += [(seq, seq.epoch, page) for page in window_pages]
 
     def take_pages(self, seq: Sequence) -> Pages:
-        """Take back what `add_pages` got for a sequence."""
+        """Take back the pages that `add_pages` got for a sequence."""
         mine = [page_id for its, page_id in self._new_pages if its is seq]
         windows = [page for its, _, page in self._window_pages if its is seq]
         self._new_pages = [each for each in self._new_pages if each[0] is not seq]
@@ -212,7 +214,7 @@ class PlanBuilder:
         remaining = seq.num_tokens - start
         num_new = min(remaining, budget)
         samples = num_new == remaining
-        # Log-probabilities owed at a row's start stay due until the chunk with the last of them has returned.
+        # Log-probabilities owed when a row starts stay due until the chunk with the last of them has returned.
         num_prompt_logprobs = max(0, min(start + num_new, seq.num_prompt_logprobs_due) - start)
         if not seq.owes_prompt_logprobs:
             num_prompt_logprobs = 0
@@ -225,9 +227,9 @@ class PlanBuilder:
         return num_new
 
     def add_drafts(self, draft_lengths: DraftLengths, room: DraftRoom, decodes: DecodeBatch, kv: KVPages) -> list[int]:
-        """Launch guesses beside the decodes' own tokens; return how many of each (empty: none).
+        """Launch guesses beside the decodes' own tokens; return how many for each decode (empty: none).
 
-        No sequence is preempted for their pages, and none gets more than its request allows.
+        No sequence is preempted for the guesses' pages, and none gets more guesses than its request allows.
         """
         lengths = draft_lengths.lengths(decodes.seqs, room)
         if not lengths and not room.is_awaited:
@@ -257,7 +259,7 @@ class PlanBuilder:
     def build(
         self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int], kv: KVPages
     ) -> StepPlan:
-        """Return the plan, with the copies due. Pages of a sequence preempted later in this step are left out."""
+        """Return the plan, with the copies due. It leaves out pages of sequences preempted later in this step."""
         chunks = self.chunks
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
         num_drafts = start_bounds = b""
@@ -275,7 +277,7 @@ class PlanBuilder:
         if self._new_pages:
             pages = [(seq.row, page_id) for seq, page_id in self._new_pages if seq.row >= 0]
             counts = [1] * len(pages)
-            if self.drafts is not None:  # a row may have got several
+            if self.drafts is not None:  # a row may have got several pages
                 pages.sort(key=itemgetter(0))  # stable: its pages stay in order
                 counts = list(Counter(row for row, _ in pages).values())
             page_rows = pack_int32(dict.fromkeys([row for row, _ in pages]))

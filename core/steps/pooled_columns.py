@@ -1,7 +1,8 @@
-"""From a result's vectors to the deltas of the sequences that pool.
+"""Moves a result's vectors into the deltas of the sequences that pool.
 
-Such a sequence is prefill only. For all but these two functions its last chunk samples a token that ends it; here the
-token becomes a vector. A vector of a sequence that has lost its row is dropped like a token: it is computed again.
+Such a sequence is prefill only. Elsewhere, its last chunk is treated as if it sampled a token that ends the sequence;
+the two functions here replace that token by the vector. If a sequence has lost its row, its vector is dropped like a
+token, and computed again.
 """
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ _ITEM = 4  # bytes of an fp32
 
 
 def check_pooled(step: InFlightStep, result: StepResult) -> str:
-    """Return what is wrong with the sizes of a result's vectors; empty if nothing is."""
+    """Return what is wrong with the sizes of a result's vectors; empty if they are right."""
     if len(result.pooled_sizes) != _ITEM * step.num_pooled:
         return f"{step.num_pooled} vectors are due, got sizes of {len(result.pooled_sizes) // _ITEM}"
     sizes = unpack_int32(result.pooled_sizes)
@@ -29,9 +30,9 @@ def check_pooled(step: InFlightStep, result: StepResult) -> str:
 
 
 def attach_pooled(step: InFlightStep, result: StepResult, output: dict[Owner, list[SequenceDelta]]) -> int:
-    """Put the vectors in the deltas that this result has made, in place of tokens; return how many tokens went.
+    """Put vectors in the deltas of this result in place of tokens; return how many tokens were replaced.
 
-    The result has passed `check_pooled` and was applied: dropped vectors have no delta in `output`.
+    The result must have passed `check_pooled` and been applied: dropped vectors have no delta in `output`.
     """
     places = {
         (delta.request_id, delta.sequence_idx): (deltas, i)

@@ -1,8 +1,8 @@
-"""How many prompt tokens may go beside decodes, so that streams do not wait long for their next token.
+"""How many prompt tokens a step may compute beside decodes, so that streams do not wait long for their next token.
 
-A step's time is predicted from its parts (`StepTime`), so it does not matter that other steps are in flight whose times
-are not known yet. Before anything is known, and wherever a prediction would be far from past steps, chunks grow by a
-factor from the largest one that has returned.
+A step's time is predicted from its parts (`StepTime`), so steps in flight, whose times are unknown yet, do not matter.
+Before anything is known, and where a prediction would be far from past steps, chunks grow by a factor from the largest
+one that has returned.
 """
 
 from collections.abc import Sequence as ListOf
@@ -12,39 +12,39 @@ from operator import mul
 from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
 from penstock.ipc.messages import StepResult
 
-MIN_TOKENS = 16  # prompts make progress, however slow the device is
+MIN_TOKENS = 16  # so that prompts make progress, however slow the device is
 _FIRST_TOKENS = 64
 _GROWTH = 4
 _DECODES_BETWEEN = 64
-"""Of steps without prompts, one in this many is used for learning."""
+"""One step without prompts in this many is used for learning."""
 
 _TOLERANCE = 1.1
 _SPREAD_UP, _SPREAD_DOWN, _MAX_RATIO = 0.25, 0.02, 4.0
-"""Steps vary: even the longer ones should keep the bound, so what is rarely exceeded counts, not the mean."""
+"""Step times vary, and even long ones should keep the bound: use a ratio that is rarely exceeded, not the mean."""
 
 _SCALES = (1.0, 1 / 64, 1 / 65536, 1 / 256, 1 / 262144)
-"""These scale the parts of usual steps to the size of one."""
+"""These scale the parts of a usual step to about one."""
 
 _CHUNKS_PER_STAGE, _LEAST_CHUNK = 4, 128
-"""A pipeline computes a prompt in pieces: while the last stage has one, the first has another. With n pieces on S
-stages, (S - 1) / n of the time is lost while it fills and drains. Small pieces lose more: each reads all weights."""
+"""A pipeline computes a prompt in pieces, so that its stages work on different ones at once. With n pieces on S stages,
+(S - 1) / n of the time is lost while it fills and drains. Very small pieces lose more: each reads all weights."""
 
 Rates = tuple[float, float, float, float, float]
-"""Microseconds of a step, and of each: row that decodes, token in its context, prompt token, (token, context) pair."""
+"""Microseconds per step, row that decodes, token in its context, prompt token, and (token, context) pair."""
 
 _FORGETTING = 0.97
 _RIDGE = 1e-3
 _NUM_SWEEPS = 4
 _MAX_SURPRISE = 3.0
-"""A step that takes many times as long as predicted has another cause: a stopped process, a page read from disk. It
-counts as this many times as long."""
+"""A step counts as at most this many times as long as predicted. A longer one has another cause: a stopped process, or
+a page read from disk."""
 
 _NUM_FIRST = 4
-"""This many first steps are believed whatever they took."""
+"""The first steps, this many, are believed whatever they took."""
 
 
 def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, int]]) -> Parts:
-    """Return the weights' inputs; `chunks` are (start, number of tokens)."""
+    """Return the parts that the weights multiply; `chunks` are (start, number of tokens)."""
     num_tokens = sum(num_new for _, num_new in chunks)
     num_pairs = sum(num_new * (start + num_new / 2) for start, num_new in chunks)
     one, rows, context, tokens, pairs = _SCALES
@@ -52,15 +52,15 @@ def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, 
 
 
 class LeastSquares:
-    """Weights of parts, none of them negative, from values that are about `sum(weight * part)`.
+    """Learns non-negative weights of parts from values that are about `sum(weight * part)`.
 
-    Older values count less and less. Parts should be about as large as one.
+    Older values count less and less. Parts should be scaled to about one.
     """
 
     __slots__ = ("_num_first", "_num_learned", "_products", "_targets", "weights")
 
     def __init__(self, num_parts: int, num_first: int) -> None:
-        """So many first values are believed whatever they are."""
+        """`num_first`: how many first values are believed whatever they are."""
         self._products = [[0.0] * num_parts for _ in range(num_parts)]
         self._targets = [0.0] * num_parts
         self._num_first = num_first
@@ -79,8 +79,8 @@ class LeastSquares:
             expected = max(self.predict(parts), 1.0)
             value = min(value, _MAX_SURPRISE * expected)
         self._num_learned += 1
-        # Relative errors count, so that a long step does not outweigh many short ones. They are relative to the
-        # expected time: relative to the actual one, the quicker of equal steps would count for more.
+        # Errors are relative, so that a long step does not outweigh many short ones. They are relative to the expected
+        # time: relative to the actual one, the quicker of equal steps would count for more.
         weight = 1 / max(expected, 1.0) ** 2
         for i, row in enumerate(self._products):
             part = parts[i] * weight
@@ -97,11 +97,11 @@ class LeastSquares:
                 if row[i] <= 0:
                     continue
                 others = sum(row[j] * weights[j] for j in range(len(row))) - row[i] * weights[i]
-                # The ridge pulls towards the previous weight: what recent steps do not determine stays as it was.
+                # The ridge pulls towards the previous weight: weights that recent steps do not determine stay.
                 weights[i] = max(0.0, (self._targets[i] - others + ridge * weights[i]) / (row[i] + ridge))
 
     def predict(self, parts: ListOf[float]) -> float:
-        """Return the value that is expected of these parts."""
+        """Return the expected value for these parts."""
         return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
 
 
@@ -111,10 +111,10 @@ class StepTime(LeastSquares):
         microseconds = w0 + w1 rows that decode + w2 tokens in their contexts + w3 prompt tokens
                        + w4 (token, context) pairs
 
-    The last part makes a chunk more expensive the further into its prompt it is: each of its tokens attends to all
-    tokens before it.
+    The last part makes a chunk more expensive the further into its prompt it is, because each of its tokens attends
+    to all tokens before it.
 
-    `learn` costs about ten microseconds: it is used for steps with prompts, and a few others.
+    `learn` costs about ten microseconds, so it is used only for steps with prompts, and a few others.
     """
 
     __slots__ = ("rates",)
@@ -122,7 +122,7 @@ class StepTime(LeastSquares):
     def __init__(self) -> None:
         super().__init__(len(_SCALES), _NUM_FIRST)
         self.rates: Rates = (1.0, 0.0, 0.0, 0.0, 0.0)
-        """As learned; before that, every step is expected to take the same time."""
+        """The learned rates; before that, every step is expected to take the same time."""
 
     def learn(self, parts: ListOf[float], value: float) -> None:
         """Learn from a step with these parts that took this long."""
@@ -132,7 +132,7 @@ class StepTime(LeastSquares):
             self.rates = fixed, row, context, token, pair
 
     def tokens_within(self, num_us: float, start: int) -> int:
-        """Return how many tokens a chunk from position `start` on may have to add at most this much to a step."""
+        """Return how many tokens a chunk from position `start` on may have, if it may add `num_us` to a step."""
         per_pair = self.weights[4] * _SCALES[4]
         per_token = self.weights[3] * _SCALES[3] + per_pair * start
         if num_us <= 0:
@@ -143,17 +143,17 @@ class StepTime(LeastSquares):
 
 
 def chunk_for_stages(num_pending: int, num_stages: int) -> int:
-    """Return how many prompt tokens a step should have, so that all stages compute while so many are left."""
+    """Return how many prompt tokens a step should have, so that all stages are busy while `num_pending` are left."""
     return max(_LEAST_CHUNK, -(-num_pending // (_CHUNKS_PER_STAGE * num_stages)))
 
 
 class Room:
-    """The room left in a step."""
+    """The room left for prompts in a step."""
 
     __slots__ = ("_num_us", "_pace", "num_tokens")
 
     def __init__(self, num_tokens: int, num_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
-        """`num_us`: time for prompts, beside decodes; None for unlimited."""
+        """`num_us`: time for prompts, in addition to the decodes; None for unlimited."""
         self.num_tokens = num_tokens
         self._num_us = num_us
         self._pace = pace
@@ -172,12 +172,12 @@ class Room:
 
 
 class PrefillPace:
-    """The bound, learned from results."""
+    """Bounds the prompt tokens of a step, by times learned from results."""
 
     __slots__ = ("_largest", "_learns", "_max_us", "_num_decodes_since", "_spread", "_us_per_token", "step_time")
 
     def __init__(self, max_ms: int, *, learns: bool = False) -> None:
-        """`max_ms`: longest time for a step with prompts; 0 for unlimited. `learns`: even without a limit."""
+        """`max_ms`: longest time for a step with prompts; 0 for unlimited. `learns`: learn even without a limit."""
         self._max_us = max_ms * 1000
         self._learns = learns or max_ms > 0
         self.step_time = StepTime()
@@ -209,7 +209,7 @@ class PrefillPace:
         return num if (num := self.step_time.tokens_within(num_us, start)) >= MIN_TOKENS else 0
 
     def chunk_us(self, start: int, num_new: int) -> float:
-        """Return what a chunk adds to a step."""
+        """Return the microseconds that a chunk adds to a step."""
         return self.step_time.predict((0.0, *parts_of(0, 0, [(start, num_new)])[1:]))
 
     @property
@@ -218,15 +218,15 @@ class PrefillPace:
         return self.step_time.is_known
 
     def decodes_us(self, num_rows: int, num_context_tokens: int) -> float:
-        """Return the time of a step of decodes with so many tokens in their contexts."""
+        """Return the microseconds of a step of decodes with this many tokens in their contexts."""
         return self.step_time.predict(parts_of(num_rows, num_context_tokens, []))
 
     def compute_us(self, start: int, num_tokens: int) -> float:
-        """Return the microseconds of computing so many tokens from a position on, as far as is known; 0: nothing is."""
+        """Estimate the microseconds of computing `num_tokens` from position `start` on; 0: unknown."""
         return self.chunk_us(start, num_tokens) if self.step_time.is_known else self._us_per_token * num_tokens
 
     def recompute_us(self, num_tokens: int, step_tokens: int) -> float:
-        """Return the microseconds of computing so many positions in steps of at most `step_tokens`; 0 if unknown."""
+        """Return the microseconds of computing this many positions in steps of at most `step_tokens`; 0 if unknown."""
         if not self.step_time.is_known:
             return 0.0
         num_steps = -(-num_tokens // step_tokens)
@@ -240,7 +240,7 @@ class PrefillPace:
         return parts, round(self.step_time.predict(parts)) if self.step_time.is_known else 0
 
     def note(self, step: InFlightStep, result: StepResult, guesses_us: float = 0.0) -> None:
-        """A step has returned; `guesses_us` of its time went into guesses, which no prediction is about."""
+        """A step has returned; `guesses_us` of its time went into guesses, which predictions do not cover."""
         num_us = result.num_forward_us
         if not num_us or not self._learns:
             return

@@ -1,4 +1,4 @@
-"""How large steps may be: as the options say, or smaller after a device ran out of memory."""
+"""How large steps may be: as the options say, or smaller after the device ran out of memory."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class StepSize:
         self.options = options
 
     def cut(self, in_flight: Sequence[InFlightStep]) -> bool:
-        """The oldest of these ran out of memory: halve the size of steps. False if that would not help."""
+        """The oldest step in flight ran out of memory: halve the size of steps. False if that would not help."""
         if not in_flight or self._num_cuts == _MAX_CUTS:
             return False
         step, options = in_flight[0], self.options
@@ -33,12 +33,12 @@ class StepSize:
         self._num_cuts += 1
         max_num_tokens = min(options.max_num_batched_tokens, num_tokens // 2)
         max_num_seqs = options.max_num_seqs
-        if num_rows == num_tokens:  # else it was a chunk that was too long
+        if num_rows == num_tokens:  # otherwise a chunk was too long
             max_num_seqs = min(max_num_seqs, num_rows // 2)
         self.options = replace(options, max_num_batched_tokens=max_num_tokens, max_num_seqs=max_num_seqs)
         return True
 
     def restore(self) -> None:
-        """It was not the size."""
+        """Undo the cuts: the size of steps was not the cause."""
         self._num_cuts = 0
         self.options = self._original
