@@ -1,1 +1,1 @@
-"""Sequences, and the queue in which they wait."""
+"""Sequences and the queue in which they wait."""

@@ -1,12 +1,12 @@
-"""How many guesses are right: of each row, by position, as seen; before a row has shown it, as other rows have.
+"""Estimates how many guesses are accepted: per row and position, starting from what other rows have shown.
 
-The chance that guess j of a row is right, if those before it are, is estimated from counts r of right ones among n
-tries, which are forgotten step by step:
+The chance that guess j of a row is right, given that those before it are, is estimated from r right ones among n tries.
+Both counts decay step by step:
 
     chance[j] = (r[j] + m[j] prior[j]) / (n[j] + m[j])
 
-m is forgotten like the counts, as the row shows what it is. The prior is the server's chance at j, averaged with the
-row's own at j - 1: a row that copies a text goes on copying. What a row's k guesses bring is then the sum of the
+m decays like the counts, so the prior loses weight as the row is observed. The prior is the mean of the server's chance
+at j and the row's own at j - 1: a row that copies a text goes on copying. A row's k guesses bring the sum of the
 products chance[0] ... chance[j] for j < k.
 """
 
@@ -14,30 +14,30 @@ from collections.abc import Sequence as ListOf
 
 _PRIOR_STRENGTH = 4.0
 _UNLIKELY = 0.5
-_FIRST_CHANCE = 0.6  # hopeful, so that guessing begins
+_FIRST_CHANCE = 0.6  # optimistic, so that guessing begins
 _ROW_MEMORY, _SERVER_MEMORY = 0.97, 0.995
-_FIRST_GUESS_RATE, _GUESS_MEMORY = 0.5, 0.98  # long: what a form forces comes now and then
+_FIRST_GUESS_RATE, _GUESS_MEMORY = 0.5, 0.98  # long: tokens that a format forces come only now and then
 
 
 class ServerAcceptance:
-    """Of all rows."""
+    """The acceptance over all rows."""
 
     __slots__ = ("chances", "gains", "guess_rate", "right", "tried")
 
     def __init__(self, most: int) -> None:
         self.right = [0.0] * most
         self.tried = [0.0] * most
-        self.guess_rate = _FIRST_GUESS_RATE  # part of the guesses allowed that a drafter makes
+        self.guess_rate = _FIRST_GUESS_RATE  # share of the allowed guesses that a drafter makes
         self.chances = [_FIRST_CHANCE] * most
         self.gains = _products(self.chances)
 
     def note(self, allowed: int, guessed: int, accepted: int) -> None:
-        """A row's guesses were verified; `update` follows."""
+        """A row's guesses were verified; call `update` after all rows of the step."""
         self.guess_rate += (guessed / allowed - self.guess_rate) * (1 - _GUESS_MEMORY)
         _count(self.right, self.tried, guessed, accepted, _SERVER_MEMORY)
 
     def update(self) -> None:
-        """Compute the chances anew, after a step."""
+        """Recompute the chances after a step."""
         before = _FIRST_CHANCE
         for j, (right, tried) in enumerate(zip(self.right, self.tried, strict=True)):
             before = self.chances[j] = (right + _PRIOR_STRENGTH * before) / (tried + _PRIOR_STRENGTH)
@@ -45,7 +45,7 @@ class ServerAcceptance:
 
 
 class RowAcceptance:
-    """Of one sequence, and when it is tried again although it does not pay."""
+    """The acceptance of one sequence, and when to try guesses for it again even if they do not pay."""
 
     __slots__ = ("gains", "guess_rate", "interval", "priors", "right", "tried", "tries_at")
 
@@ -54,9 +54,9 @@ class RowAcceptance:
         self._begin_anew()
         self.guess_rate = server.guess_rate
         self.gains = server.gains
-        """Tokens that each guess is expected to bring: never more than the one before it."""
+        """Tokens that each guess is expected to bring; never more than the guess before it."""
         self.interval = 0.0  # steps between two tries
-        self.tries_at = 0  # the number of a step
+        self.tries_at = 0  # number of a step
 
     def _begin_anew(self) -> None:
         self.right = [0.0] * len(self.right)
@@ -64,11 +64,11 @@ class RowAcceptance:
         self.priors = [_PRIOR_STRENGTH] * len(self.right)  # m
 
     def note(self, allowed: int, guessed: int, accepted: int, server: ServerAcceptance) -> None:
-        """Its guesses in a step were verified. A drafter that guesses nothing has not failed."""
+        """The row's guesses in a step were verified. A drafter that guesses nothing has not failed."""
         self.guess_rate += (guessed / allowed - self.guess_rate) * (1 - _GUESS_MEMORY)
         if not guessed:
             return
-        if accepted == guessed > 1 and self.gains[0] < _UNLIKELY:  # it has changed: it may copy a text now
+        if accepted == guessed > 1 and self.gains[0] < _UNLIKELY:  # the row has changed: it may copy a text now
             self._begin_anew()
         _count(self.right, self.tried, guessed, accepted, _ROW_MEMORY)
         chances: list[float] = []
@@ -82,7 +82,7 @@ class RowAcceptance:
 
 
 def _count(right: list[float], tried: list[float], guessed: int, accepted: int, memory: float) -> None:
-    """Each guess up to the first wrong one was tried."""
+    """Count the guesses that were tried: all up to and including the first wrong one."""
     for j in range(min(guessed, accepted + 1)):
         right[j] = right[j] * memory + (j < accepted)
         tried[j] = tried[j] * memory + 1

@@ -1,4 +1,4 @@
-"""How fast the queue empties: it gives Retry-After and the queue's limit. Pure; the caller has the clock."""
+"""How fast the queue empties, for Retry-After and the queue's limit. Pure; the caller has the clock."""
 
 from collections import deque
 from math import ceil
@@ -10,7 +10,7 @@ _LEAST_SECONDS = 1.0
 """A shorter measurement only gives a lower bound of the rate, because rows end in bursts."""
 
 _ROWFULS_AT_FIRST = 4
-"""Multiple of the rows that may wait while the rate is unknown."""
+"""Sequences that may wait while the rate is unknown, as a multiple of the rows."""
 
 
 class _Sample(NamedTuple):
@@ -22,9 +22,9 @@ class _Sample(NamedTuple):
 class DrainRate:
     """Recent rates: sequences per second that made room for waiting ones, and prompt tokens per second that got a row.
 
-    Only rows freed by completed sequences count. Rows that were never used, and those of clients that left because they
-    waited too long, would suggest a speed that does not exist. Times without a queue say nothing about how fast one
-    empties: they are left out, and the last rates hold until there is a queue again.
+    Only rows freed by completed sequences count. Rows that were never used, and rows of clients that left after waiting
+    too long, would suggest a speed that does not exist. Times without a queue say nothing about how fast one empties:
+    they are left out, and the last rates hold until there is a queue again.
     """
 
     __slots__ = ("_is_known", "_samples", "seqs_per_second", "tokens_per_second")
@@ -57,8 +57,8 @@ class DrainRate:
     def turns_within(self, seconds: float, num_rows: int) -> int:
         """Return how many sequences may wait for a row before one that must not wait longer than `seconds`.
 
-        At least as many as there are rows: they wait for about as long as they will run. Until a queue has been seen to
-        move, some more, because the speed of a server that has just started is unknown.
+        At least as many as there are rows: those wait for about as long as they will run. Before the rate is known, a
+        few times as many, because the speed of a server that has just started is unknown.
         """
         if not self._is_known:
             return _ROWFULS_AT_FIRST * num_rows

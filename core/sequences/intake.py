@@ -16,7 +16,7 @@ from penstock.ipc.page_keys import namespace_of
 from penstock.ipc.queue_turns import turns_before
 
 PART_BESIDE_PROMPTS = 16
-"""Of a step that may compute prompts, one in so many tokens may be a guess."""
+"""In a step that may compute prompts, one token in this many may be a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class WorkerLimits:
     num_disk_places: int = 0
     failed_tiers: tuple[str, ...] = ()
     num_stages: int = 1
-    hands_over: bool = False  # whether pages come from other engines, or go to them
+    hands_over: bool = False  # whether pages are handed over to or from other engines
     max_drafts: int = 0  # tokens that the worker guesses for a row in a step
-    drafter: str = ""  # who guesses; also one that could not be set up
-    draft_page_bytes: int = 0  # that its drafter keeps beside each page
-    has_states: bool = False  # whether pages alone are no start: some layers keep a state of a row
-    num_snapshots: int = 0  # of these states at a time
-    max_embedding_bytes: int = 0  # of images at a time; 0: the model sees none
-    embedding_bytes: int = 0  # of a position of an image
-    images_are_whole: bool = False  # computed in one chunk each
+    drafter: str = ""  # the drafter's kind, even if it could not be set up
+    draft_page_bytes: int = 0  # kept by the drafter beside each page
+    has_states: bool = False  # whether some layers keep a state of each row: pages alone are not enough to start
+    num_snapshots: int = 0  # most snapshots of these states at a time
+    max_embedding_bytes: int = 0  # of all images at a time; 0: the model takes no images
+    embedding_bytes: int = 0  # of one position of an image
+    images_are_whole: bool = False  # whether each image is computed in one chunk
 
     @classmethod
     def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
@@ -80,7 +80,7 @@ class WorkerLimits:
     @property
     def max_sequence_len(self) -> int:
         """Longest sequence that the model allows and the pool can hold."""
-        # A window may begin and end inside a page, and pages behind it are freed one page of the first group later.
+        # A window may begin and end inside a page, and a page behind it is freed one page of the first group later.
         num_window_pages = sum(
             2 + -(-(group.window + self.page_size) // group.page_size) for group in self.window_groups
         )
@@ -92,13 +92,13 @@ class WorkerLimits:
 
     @property
     def longest_image(self) -> int:
-        """Positions of an image that fit a chunk beside a token of each row, and what these may guess."""
+        """Most positions of an image that fit a chunk beside one token, and the guesses, of each row."""
         num_tokens = self.max_num_batched_tokens - self.max_num_seqs
         num_tokens -= self.max_num_batched_tokens // PART_BESIDE_PROMPTS if self.max_drafts else 0
         return max(0, num_tokens)
 
     def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
-        """Of cached pages: those that were computed for prompts which understand positions in the same way."""
+        """Return the cache's namespace: pages are shared only by prompts that interpret positions in the same way."""
         longest, is_special = self.longest_usual_prompt, self.is_each_length_special
         if not longest:  # as in most models
             return salt
@@ -106,28 +106,28 @@ class WorkerLimits:
 
 
 class QueueBound:
-    """The turns that may come before a new request's own, by the rate at which the queue empties."""
+    """How many turns may come before a new request's own, from the rate at which the queue empties."""
 
     __slots__ = ("_num_requeued", "_options", "_waiting", "drain", "max_turns")
 
     def __init__(self, options: SchedulerOptions, waiting: WaitingQueue) -> None:
         self._options = options
         self._waiting = waiting
-        self._num_requeued = 0  # sequences put back into the queue by a worker's death, and possibly still there
+        self._num_requeued = 0  # sequences requeued after a worker's death that may still wait
         self.drain = DrainRate()
         self.max_turns = 0  # 0: unlimited
 
     def requeued(self, num_seqs: int) -> None:
-        """Sequences that had a row wait again, because a process died."""
+        """Sequences that had a row wait again because a process died."""
         self._num_requeued += num_seqs
 
     def turns_allowed(self) -> int:
-        """Sequences that ran when a process died do not mean a long queue: they count on top of the queue's limit."""
+        """The queue's limit plus requeued sequences: those that ran when a process died do not make the queue long."""
         self._num_requeued = min(self._num_requeued, self._waiting.num_seqs)
         return self.max_turns and self.max_turns + self._num_requeued
 
     def note(self, now: float, num_completed_seqs: int, num_admitted_tokens: int, num_rows: int) -> None:
-        """Set the limit by what was completed and admitted since the start, and whether the newest requests go first.
+        """Set the limit from the totals completed and admitted so far, and whether the newest requests go first.
 
         Call it several times a second while requests come and go.
         """
@@ -230,7 +230,7 @@ def _check_room(
     message: AddRequest, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions, max_turns: int
 ) -> Refusal | None:
     n = message.n
-    # The sequences of others do not shut out a tenant that has none waiting: its turn comes soon.
+    # Other tenants' sequences do not shut out a tenant that has none waiting: its turn comes soon.
     is_beside_others = waiting.num_seqs > 0 and not waiting.has_tenant(message.tenant)
     max_num_seqs = options.max_num_queued_seqs * (2 if is_beside_others else 1)
     if waiting.num_seqs + n > max_num_seqs:
@@ -253,7 +253,7 @@ def _check_room(
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Return what would crash the worker. Frontends check it too, with better messages: this is for other senders."""
+    """Return what would crash the worker. Frontends check the same with better messages; this is for other senders."""
     floats = (
         sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
         sampling.presence_penalty, sampling.frequency_penalty, *(bias for _, bias in sampling.logit_bias),
@@ -262,7 +262,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None
         return Refusal("internal", "a sampling parameter is not a finite number")
     used = [*sampling.allowed_token_ids, *chain.from_iterable(sampling.bad_words), *(i for i, _ in sampling.logit_bias)]
     if sampling.min_tokens:
-        used += sampling.stop_token_ids  # otherwise they are only compared with sampled tokens
+        used += sampling.stop_token_ids  # else they are only compared with sampled tokens
     if used and not 0 <= min(used) <= max(used) < vocab_size:
         return Refusal("internal", f"a sampling parameter names a token outside the vocabulary of {vocab_size} tokens")
     return None

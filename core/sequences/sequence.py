@@ -1,4 +1,4 @@
-"""State of a request and of its sequences, as the scheduler keeps it.
+"""The scheduler's state of a request and of its sequences.
 
 The counters of a running sequence, over token positions:
 
@@ -9,13 +9,13 @@ The counters of a running sequence, over token positions:
     num_computed_tokens   launched; num_inflight_tokens = computed - settled
     target                num_tokens (known ids) + samples in flight; the next chunk is target - computed
 
-What is stored is num_unsettled_tokens = num_tokens - settled: while a sequence decodes it stays 1 (its
-last token), so a result changes nothing but the token ids.
+The stored field is num_unsettled_tokens = num_tokens - settled. While a sequence decodes it stays 1 (its last token),
+so a result changes nothing but the token ids.
 
-A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
-computes one position and samples one token, so `target == computed + 1` until it may sample no more.
-With drafts (`core/steps/drafts.py`) a step computes more positions and samples up to as many tokens;
-until its result is there, `computed` and `target` assume the maximum.
+A chunk that reaches the target samples. From its first sample on, a sequence decodes: each step computes one position
+and samples one token, so `target == computed + 1` until it may sample no more. With drafts (`core/steps/drafts.py`) a
+step computes more positions and samples up to as many tokens; until its result is there, `computed` and `target` assume
+the maximum.
 """
 
 from array import array
@@ -46,7 +46,7 @@ Key = tuple[float, ...]
 
 
 BACKGROUND: Key = (inf,)
-"""Begins the level of requests that nobody waits for: behind all others, which have finite keys there, or none."""
+"""Begins the level of background requests: behind all others, whose level begins with a finite number or is empty."""
 
 
 class Request:
@@ -98,8 +98,8 @@ class Request:
         self.owner = owner
         self.is_background = message.is_background
         self.rank: Key = BACKGROUND if message.is_background else ()
-        """Comes before its key. With batches: (0,) in the one that runs, or (1,), before what it is otherwise."""
-        self.level: Key = self.rank  # rank, and its key under the policy: lower runs first and is preempted last
+        """Precedes the key in the level. With batches it begins with 0 in the running batch, and with 1 elsewhere."""
+        self.level: Key = self.rank  # rank, then its key under the policy: lower runs first and is preempted last
         self.priority = message.priority
         self.tenant = message.tenant
         self.weight = message.weight  # the tenant's share, relative to others
@@ -107,9 +107,9 @@ class Request:
         self.cache_salt = message.cache_salt
         self.namespace: Hashable = message.cache_salt
         self.images = message.images
-        self.marks: dict[int, bytes] | None = None  # of its pages, if it has images
+        self.marks: dict[int, bytes] | None = None  # of its pages with images, if any
         self.awaits_images = False  # held until they are embedded
-        self.embedding_ids: dict[bytes, int] = {}  # by an image's key, as far as they are needed
+        self.embedding_ids: dict[bytes, int] = {}  # by image key, for the images still needed
         self.prefill_at = () if message.images else message.prefill_at  # engines that may compute the prompt
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -124,29 +124,29 @@ class Request:
                 seq.restore(resumed)
         self.running: list[Sequence] = []
         self.grammar_id = 0  # in the worker; 0 if there is none, or it is not prepared yet
-        self.is_lined_up = False  # it is in line with the requests that have new sequences
+        self.is_lined_up = False  # whether it is in line with the requests that have new sequences
         self.is_parked = False
-        self.is_paused = False  # its client does not read
-        self.waited_for = ""  # why, as of when it had waited for long
-        self.arrived = 0.0 if message.progress else now  # 0: elsewhere, at another time
-        self.waits_since: float | None = None  # these three are kept by `Levels`, for policies that have keys
-        self.seconds_waited = 0.0  # before that
-        self.renews_at = inf  # when its key is computed again
+        self.is_paused = False  # whether its client has stopped reading
+        self.waited_for = ""  # the reason, noted once it had waited for long
+        self.arrived = 0.0 if message.progress else now  # 0: at an earlier scheduler
+        self.waits_since: float | None = None  # this and the next two are kept by `Levels`, for policies with keys
+        self.seconds_waited = 0.0  # before `waits_since`
+        self.renews_at = inf  # when its key is recomputed
         self.deadline = now + message.seconds_left if message.seconds_left else inf  # by the same clock
         self.first_token_due = now + message.ttft_left if message.ttft_left else inf
         self.seconds_per_token = message.tpot or inf
         self.has_targets = min(self.deadline, self.first_token_due, self.seconds_per_token) < inf
-        self.late = ""  # why it cannot meet them any more, if a policy has found that
+        self.late = ""  # why it can no longer meet its targets, if a policy has found that
         has_outputs = any(resumed.token_ids for resumed in message.progress)
         self.first_token_at = now if has_outputs else 0.0  # kept by policies that look at targets
 
     def limit_length(self, max_model_len: int) -> None:
         if self.sampling.pooling is not None:
-            max_model_len += 1  # the token that is not drawn needs no place
+            max_model_len += 1  # no token is sampled, so none needs a place
         self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
 
     def waited(self, now: float) -> float:
-        """Return the seconds that it has waited for rows; only under a policy that has keys."""
+        """Return the seconds that it has waited for rows; only under a policy with keys."""
         return self.seconds_waited + (now - self.waits_since if self.waits_since is not None else 0.0)
 
     @property
@@ -155,7 +155,7 @@ class Request:
         return self.level == self.rank
 
     def shorten(self, max_model_len: int) -> "list[Sequence]":
-        """Limit the length of all sequences, none of which runs; return those that have theirs already."""
+        """Limit the length of all sequences, none of which runs; return those that have reached it already."""
         self.limit_length(max_model_len)
         for seq in self.waiting:
             seq.limit_length(self.max_len)
@@ -172,12 +172,12 @@ class Request:
 
     @property
     def can_fork(self) -> bool:
-        """A sequence outlives the step that settles its prompt, unless it has only one token to sample."""
+        """Whether a sequence outlives the step that settles its prompt: it has more than one token to sample."""
         return self.max_len - self.num_prompt_tokens > 1
 
 
 class Account:
-    """What a sequence has cost so far (`core/scheduling/accounts.py`); the engine's sums as of when it last looked."""
+    """What a sequence has cost so far (`core/scheduling/accounts.py`), with the sums as of its last update."""
 
     __slots__ = (
         "contexts", "is_closed", "num_accepted", "num_guessed", "num_preemptions", "num_reached",
@@ -185,20 +185,20 @@ class Account:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.num_us = 0.0  # of the device's time
+        self.num_us = 0.0  # device time
         self.num_steps = 0
         self.num_preemptions = 0
-        self.num_reached = 0  # most positions that it had computed
+        self.num_reached = 0  # most positions that it ever had computed
         self.num_recomputed_tokens = 0
         self.num_guessed = self.num_accepted = 0  # tokens
-        self.is_closed = False  # the bill is made
+        self.is_closed = False  # the bill has been made
         self.rows = self.rates = self.contexts = 0.0
         self.num_steps_before = 0
-        self.offset = 0  # of its context from the number of steps
+        self.offset = 0  # its context minus the number of steps
 
 
 class Sequence:
-    """One stream of tokens. Its fields are read in loops over all rows: plain slots, no properties there."""
+    """One stream of tokens. Loops over all rows read its fields, so these are plain slots, not properties."""
 
     __slots__ = (
         "acceptance",
@@ -243,46 +243,46 @@ class Sequence:
         self.owner = request.owner
         self.sequence_idx = sequence_idx
         self.stop_token_ids = request.stop_token_ids
-        # The prompt is shared until the sequence runs: n waiting sequences cost no n copies.
+        # The prompt is shared until the sequence runs, so that n waiting sequences do not cost n copies.
         self.token_ids = request.prompt_token_ids
         self.append_token = self.token_ids.append
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
-        self.cache_miss: CacheMiss = ""  # kept where layers have states
-        self.queued_us = 0  # how long it waited for its first row
+        self.cache_miss: CacheMiss = ""  # set if some layers keep states
+        self.queued_us = 0  # its wait for the first row
         self.account: Account | None = None  # made when it gets its first row
         self.acceptance: RowAcceptance | None = None  # of guesses; made with the first ones
-        self.page_seconds = 0.0  # minus the time at which it took each page, plus that at which it gave each back
+        self.page_seconds = 0.0  # sum over its pages: minus the time it was taken, plus the time it was given back
         self.epoch = 0
-        self.turn = -1  # number of its first admission among all; -1 before it
+        self.turn = -1  # sequence number of its first admission; -1 before it
         self.is_waiting = False
-        self.is_returning = False  # it is among those that wait for a row again
+        self.is_returning = False  # whether it waits for a row again
         self.limit_length(request.max_len)
         self.num_logprobs = request.sampling.num_logprobs
-        # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one reports it.
+        # Position p gives the log-probability of token p + 1. All sequences share the prompt, so only one reports it.
         wants_prompt = request.sampling.prompt_logprobs >= 0 and sequence_idx == 0
         self.num_prompt_logprobs_due = request.num_prompt_tokens - 1 if wants_prompt else 0
         self.num_prompt_logprobs_sent = 0  # sent so far; a recomputed position is not sent again
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything that belongs to a row, when the sequence stops running."""
+        """The sequence stops running: forget everything that belongs to a row."""
         self.row = -1
         self.running_epoch = -1  # `epoch` while it has a row: one comparison detects a stale result
         self.page_ids: list[int] = []
-        self.window_tables: list[WindowTable] = []  # of the page groups after the first
+        self.window_tables: list[WindowTable] = []  # one for each page group after the first
         self.num_computed_tokens = 0
         self.num_unsettled_tokens = self.num_tokens
         self.num_unsure_tokens = 0  # launched in steps with drafts, which may return fewer
         self.launch_limit = 0  # computed positions stay below this without new pages or a possible end
-        self.settle_event = 0  # settled tokens at which there is more to do than append a token
-        self.due_step = -1  # the earliest step whose result reaches that
+        self.settle_event = 0  # number of settled tokens at which there is more to do than append a token
+        self.due_step = -1  # the earliest step whose result reaches it
         self.cache_node: CacheNode | None = None  # cursor in the prefix cache
         self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
 
     def limit_length(self, max_len: int) -> None:
-        """Set the prompt + output tokens at which it has its full length."""
+        """Set the number of prompt + output tokens at which it has its full length."""
         self.max_len = max_len
-        self.max_computed_tokens = max_len - 1  # the last token is sampled, but never computed
+        self.max_computed_tokens = max_len - 1  # the last token is sampled but never computed
 
     @property
     def num_tokens(self) -> int:
@@ -302,12 +302,12 @@ class Sequence:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has not had its turn for a row yet."""
+        """Whether it has not had a row yet."""
         return self.turn < 0
 
     @property
     def order(self) -> tuple[Key, int]:
-        """Order of the sequences that had their turn: smaller runs first and is preempted last; unique."""
+        """Order of the sequences that have had a row: smaller runs first and is preempted last; unique."""
         return self.request.level, self.turn
 
     @property
@@ -317,19 +317,19 @@ class Sequence:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Known tokens that a cached prefix may save; positions whose output is needed are not among them."""
+        """Known tokens that a cached prefix may save; excludes positions whose output is needed."""
         if self.needs_all_positions:
             return 0
         return self.num_prompt_logprobs_sent if self.owes_prompt_logprobs else self.num_tokens - 1
 
     @property
     def needs_all_positions(self) -> bool:
-        """Whether each row that it enters must compute all positions: the worker adds up their hidden states."""
+        """Whether all positions must be computed in one row, because the worker adds up their hidden states."""
         pooling = self.request.sampling.pooling
         return pooling is not None and pooling.kind == "mean"
 
     def sampling(self) -> SamplingParams:
-        """Return the parameters, with the sequence's own seed and what is still missing from its output."""
+        """Return the parameters, with the sequence's own seed and adjusted to the output that is still missing."""
         params = self.request.sampling
         if params.grammar:
             params = replace(params, grammar="")  # the worker has it already
@@ -346,11 +346,11 @@ class Sequence:
         )
 
     def restore(self, resumed: SequenceProgress) -> None:
-        """Continue after outputs of an earlier scheduler: as after a preemption, they are known but not computed."""
+        """Continue after outputs of an earlier scheduler: they are known but not computed, as after a preemption."""
         self.num_prompt_logprobs_sent = resumed.num_prompt_logprobs
         if resumed.token_ids:
             self.own_token_ids().extend(unpack_int32(resumed.token_ids))
-            self.num_cached_tokens = 0  # was sent with the first output
+            self.num_cached_tokens = 0  # it was sent with the first output
             self.num_unsettled_tokens = self.num_tokens
 
     def own_token_ids(self) -> "array[int]":

@@ -4,8 +4,8 @@
     2. in a level, sequences that had a row and lost it, in the order in which they first got one;
     3. then new ones, in turns: one sequence of each tenant, and within a tenant one of each of its groups.
 
-A tenant is an API key, a group is what one client asked for at once. After its turn each goes to the end of the line,
-so a group of one sequence waits as in a plain queue, and a group of a thousand makes nobody wait for long.
+A tenant is an API key; a group is what one client asked for at once. After its turn, each goes to the end of its line.
+So a group of one sequence waits as in a plain queue, and a group of a thousand does not hold up the others for long.
 """
 
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ _Tenant = OrderedDict[str, _Group]
 
 
 class TenantOrder(Protocol):
-    """Another order of tenants than in turns (`core/policies/policy.py`)."""
+    """An order of tenants other than taking turns (`core/policies/policy.py`)."""
 
     def first_tenant(self, tenants: Collection[str]) -> str:
         """Return whose turn it is."""
@@ -66,7 +66,7 @@ class _Lines:
                 del self._tenants[request.tenant]
 
     def first(self, *, newest: bool) -> Request:
-        """Return the request whose turn it is; with `newest`, the one of the tenant's last group."""
+        """Return the request whose turn it is; with `newest`, from the tenant's last group."""
         order = self._order
         first = next(iter(self._tenants)) if order is None else order.first_tenant(self._tenants.keys())
         groups = self._tenants[first]
@@ -81,9 +81,9 @@ class _Lines:
         groups[request.group].move_to_end(request)
 
     def without_row(self, rows_of: Rows) -> Request | None:
-        """Return the first request whose tenant has no row, else one whose group has none; None if all have some."""
+        """Return the first request whose tenant has no row, else whose group has none; None if all have one."""
         tenants: Mapping[str, _Tenant] = self._tenants
-        if self._order is not None:  # one whose turn has not come takes no row from others
+        if self._order is not None:  # only the tenant whose turn it is may take a row from others
             first = self._order.first_tenant(self._tenants.keys())
             tenants = {first: self._tenants[first]}
         for name, groups in tenants.items():
@@ -96,7 +96,7 @@ class _Lines:
         return None
 
     def bring_forward(self, request: Request, *, newest: bool) -> None:
-        """Give it the next turn."""
+        """Give a request the next turn."""
         groups = self._tenants[request.tenant]
         self._tenants.move_to_end(request.tenant, last=False)
         groups.move_to_end(request.group, last=newest)
@@ -121,7 +121,7 @@ def _in_turns(lists: list[list[Sequence]]) -> Iterator[Sequence]:
 
 
 class _Count:
-    """What one tenant has waiting."""
+    """The numbers that one tenant has waiting."""
 
     __slots__ = ("groups", "num_seqs")
 
@@ -134,7 +134,8 @@ class WaitingQueue:
     """All waiting sequences.
 
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that it
-    does not hold up those behind it; so is one that must wait until it is known which request crashed a worker.
+    does not hold up those behind it. The same holds for one that must wait until it is known which request crashed a
+    worker.
     A request whose grammar is not ready is held until it is released.
     A request whose client does not read is paused: it does not count as waiting until it resumes.
     Outdated entries of `_returning` are dropped when they reach the top, or all at once when they are the majority.
@@ -146,7 +147,7 @@ class WaitingQueue:
     )  # fmt: skip
 
     def __init__(self, order: TenantOrder | None = None) -> None:
-        """`order`: of the tenants on a level; None: they take turns."""
+        """`order`: decides between the tenants on a level; None: they take turns."""
         self._order = order
         self._levels: dict[Key, _Lines] = {}
         self._level_ids: list[Key] = []  # sorted
@@ -158,11 +159,11 @@ class WaitingQueue:
         self._num_turns = 0
         self.num_seqs = 0
         self.num_tokens = 0  # known tokens, prompts and outputs, of all waiting sequences
-        self.num_line_ups = 0  # total since the start: shows whether a request has joined
+        self.num_line_ups = 0  # total since the start; a change shows that a request has joined
         self.newest_first = False  # among a tenant's groups
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request with all its sequences. Those with outputs from an earlier scheduler had their turn."""
+        """Queue a new request with all its sequences. Those with outputs of an earlier scheduler had their turn."""
         for seq in request.waiting:
             seq.is_waiting = True
             if seq.num_outputs:
@@ -204,11 +205,11 @@ class WaitingQueue:
         return None if request is None else next(seq for seq in request.waiting if seq.is_new)
 
     def bring_forward(self, seq: Sequence) -> None:
-        """Give the next turn to this new sequence, which is of the head's level."""
+        """Give the next turn to this new sequence, which must be on the head's level."""
         self._levels[seq.request.level].bring_forward(seq.request, newest=self.newest_first)
 
     def admit(self, seq: Sequence) -> None:
-        """Take out the sequence whose turn it is: it gets a row."""
+        """Take out the head, which gets a row."""
         request = seq.request
         if seq.is_new:
             self._give_turn(seq)
@@ -248,7 +249,7 @@ class WaitingQueue:
         self._line_up(request)
 
     def hold(self, request: Request) -> None:
-        """Set a request aside until `release`, without looking at it in between."""
+        """Set a request aside until `release`; unlike a parked one, it is not examined in between."""
         self._set_aside(request)
         self._held[request] = None
 
@@ -257,7 +258,7 @@ class WaitingQueue:
         if request not in self._held:
             return False
         self.unpark(request)
-        if request.is_lined_up:  # its turn had come already
+        if request.is_lined_up:  # its turn had already come
             self._levels[request.level].bring_forward(request, newest=self.newest_first)
         return True
 
@@ -284,7 +285,7 @@ class WaitingQueue:
         self._paused[request] = None
 
     def resume(self, request: Request) -> None:
-        """Queue a paused request again. It kept the engine waiting, so it comes after all that are waiting already."""
+        """Queue a paused request again, after all that are waiting already, because it has kept the engine waiting."""
         del self._paused[request]
         request.is_paused = False
         for seq in request.waiting:
@@ -293,7 +294,7 @@ class WaitingQueue:
         self._line_up(request)
 
     def change_level(self, request: Request, level: Key) -> None:
-        """Give a request another level, where it is the last in line; sequences that had their turn keep it."""
+        """Give a request another level, as the last in line there; sequences that had their turn keep their order."""
         is_lined_up = request.is_lined_up
         if is_lined_up:
             self._leave_line(request)
@@ -311,7 +312,7 @@ class WaitingQueue:
             self._compact()
 
     def change_levels(self, levels: Mapping[Request, Key]) -> None:
-        """Give all live requests new levels; those that end up in the same level keep their order. O(live)."""
+        """Give all live requests new levels; those that end up on the same level keep their order. O(live)."""
         in_line = [request for level in self._level_ids for request in self._levels[level].requests()]
         self._levels.clear()
         self._level_ids.clear()
@@ -332,15 +333,15 @@ class WaitingQueue:
         return len(self._paused)
 
     def tenants(self) -> tuple[WaitingTenant, ...]:
-        """Return the counts of each tenant that has something waiting."""
+        """Return the counts of each tenant that has sequences waiting."""
         return tuple(WaitingTenant(name, each.num_seqs, len(each.groups)) for name, each in self._counts.items())
 
     def has_tenant(self, tenant: str) -> bool:
-        """Return whether it has something waiting."""
+        """Return whether a tenant has sequences waiting."""
         return tenant in self._counts
 
     def has_group(self, tenant: str, group: str) -> bool:
-        """Return whether the group has something waiting."""
+        """Return whether a group has sequences waiting."""
         return tenant in self._counts and group in self._counts[tenant].groups
 
     def requests(self) -> Iterator[Request]:
@@ -355,7 +356,7 @@ class WaitingQueue:
         return iter(found)
 
     def lines(self) -> Iterator[tuple[Key, Request]]:
-        """Yield the requests with new sequences in line, and the level that each is on; for checks."""
+        """Yield the requests in line with new sequences, each with its level; for checks."""
         return ((level, request) for level, lines in self._levels.items() for request in lines.requests())
 
     def first(self, limit: int) -> list[Sequence]:
@@ -397,7 +398,7 @@ class WaitingQueue:
         self.num_seqs += change
         self.num_tokens += change * len(seq.token_ids)
         if seq.request.is_background:
-            return  # nobody has to wait for its turn
+            return  # no other request waits for its turn
         tenant, group = seq.request.tenant, seq.request.group
         count = self._counts.setdefault(tenant, _Count())
         count.num_seqs += change
@@ -452,7 +453,7 @@ class WaitingQueue:
 
 
 def _is_due(entry: tuple[Key, int, Sequence]) -> bool:
-    """Whether the sequence of an entry still waits there."""
+    """Whether an entry is still valid: its sequence waits there."""
     level, turn, seq = entry
     request = seq.request
     return (
