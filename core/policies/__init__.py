@@ -1,4 +1,4 @@
-"""Policies: the order of requests, one class a file. `registry.py` has their names."""
+"""Policies, which order requests: one class per file. `registry.py` has their names."""
 
 from penstock.core.policies.policy import Policy
 from penstock.core.policies.view import View

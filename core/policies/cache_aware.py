@@ -5,23 +5,23 @@ from penstock.core.sequences.sequence import Key, Request
 from penstock.core.steps.plan_builder import InFlightStep
 
 _DEPTHS = (256, 64, 16, 4, 1)
-"""Pages of a prompt's beginning that make a family."""
+"""Prompts that share their first pages, this many, are a family."""
 
 _RENEWALS_A_STEP, _LOOKS_A_STEP = 2, 8
-"""A renewal looks up the prefix; most of the others looked at are running."""
+"""Renewals look up the prefix. More requests are examined than renewed, because most of them are running."""
 
-_Name = tuple[int, int]  # index of the depth, hash of the beginning: the most alike are the least
+_Name = tuple[int, int]  # index of the depth, hash of the beginning; smaller: longer common beginning
 _Family = dict[Request, None]
-"""Live requests whose prompts begin with the same pages; the one that was looked at the longest ago is first."""
+"""Live requests whose prompts begin with the same pages; the one examined longest ago is first."""
 
 
 class CacheAware(Policy):
-    """By the cached tokens at the beginning of the prompt, most first, in classes by powers of two of pages.
+    """By the cached tokens at the beginning of the prompt, most first, in classes of powers of two of pages.
 
     So requests with a common prefix run together, while its pages are there.
 
-    What is cached changes while requests wait. When a prompt has been computed, those that begin alike are looked at
-    again, the most alike first and a few in each step; the first in the queue is looked at again before it gets a row.
+    The cache changes while requests wait. When a prompt has been computed, the keys of requests that begin alike are
+    renewed, the most alike first and a few in each step. The head of the queue is checked again before it gets a row.
 
     The bound: a request that has waited for `max_delay` seconds comes before all classes.
     """
@@ -32,7 +32,7 @@ class CacheAware(Policy):
     def __init__(self) -> None:
         self._families: dict[_Name, _Family] = {}
         self._families_of: dict[Request, list[_Name]] = {}
-        self._grown: dict[_Name, int] = {}  # those that have more cached, and how many members are to be looked at
+        self._grown: dict[_Name, int] = {}  # families with more pages cached -> members still to examine
 
     def key(self, request: Request, now: float) -> Key:
         if request not in self._families_of:

@@ -1,11 +1,11 @@
 """Targets for the first token and for those after it (TTFT and TPOT): the request with the least slack goes first.
 
-    slack      time until its next token is due, less what computing that token costs by the steps measured so far
+    slack      time until its next token is due, less the time to compute it, estimated from steps so far
     on time    slack is not negative: key (0, time at which it will be), which does not change while it waits
-    late       it cannot meet its targets any more: refused, or demoted (`--late-requests`)
+    late       it can no longer meet its targets: refused, or demoted (`--late-requests`)
     the rest   without targets, or demoted: key (1, 0), in turns as under fcfs, behind all that are on time
 
-A client's deadline (`seconds_left`) is a target for the first token, too, if it is the nearer one.
+A client's deadline (`seconds_left`) is also a target for the first token, if it is nearer.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from penstock.core.steps.plan_builder import InFlightStep
 
 _REST: Key = (1, 0.0)
 _LEAST_PART = 0.1
-"""Of the longest time for a step, prompts get at least this part: decodes do not stop them."""
+"""Prompts get at least this part of the longest time for a step, so that decodes do not stop them."""
 
 _SMOOTHING = 0.2
 
@@ -30,12 +30,12 @@ _num_computed_tokens = attrgetter("num_computed_tokens")
 class Deadline(Policy):
     """Earliest slack first.
 
-    A request that is on time takes the row of one of the rest. Out of pages, one of the rest yields first, then whoever
-    has most slack. While it would make steps longer than the tightest target for a running one's tokens, nobody joins;
-    chunks of prompts are cut to that time, too.
+    A request that is on time takes the row of one of the rest. When pages run out, one of the rest yields first, then
+    the request with the most slack. No request joins if steps would then exceed the tightest time per token that a
+    running request asks for; chunks of prompts are cut to that time, too.
 
     The bound: one of the rest that has waited for `max_delay` seconds comes before all that are on time, in turns with
-    others like it, and keeps its row. Until it gets one it waits for a running sequence to end, at most.
+    others like it, and keeps its row. It then waits at most until a running sequence ends.
     """
 
     preempts = True
@@ -45,8 +45,8 @@ class Deadline(Policy):
         self._counted: tuple[Rows | None, int] = (None, 0)
         self._load = 0, 0, inf
         self._step_us = 0.0  # of recent steps with prompts
-        self._of_rest: dict[Request, None] = {}  # those of the rest that ever had a row
-        self._paced: dict[Request, None] = {}  # those with a target for later tokens that ever had a row
+        self._of_rest: dict[Request, None] = {}  # requests of the rest that ever had a row
+        self._paced: dict[Request, None] = {}  # requests with a target for later tokens that ever had a row
 
     def key(self, request: Request, now: float) -> Key:
         if not request.has_targets or request.late:
@@ -116,7 +116,7 @@ class Deadline(Policy):
         return not request.is_overdue, is_of_rest, self._due(request), seq.turn
 
     def _due(self, request: Request) -> float:
-        """Return when its next token is due; inf if there is no target for it, or no more."""
+        """Return when the request's next token is due; inf if that token has no target."""
         if not request.first_token_at:
             return min(request.first_token_due, request.deadline)
         num_tokens = max((seq.num_outputs for seq in (*request.running, *request.waiting)), default=0)
@@ -146,7 +146,7 @@ class Deadline(Policy):
         return Refusal("late", f"the first token {left} and takes about {seconds * 1e3:.0f} ms from now{waited}")
 
     def _seconds_to_token(self, request: Request) -> float:
-        """Return how long its next token takes from the moment at which it gets a row."""
+        """Return how long the request's next token takes once it has a row."""
         view, options = self.view, self.view.options
         num_cached = view.num_cached_tokens(request)
         num_tokens = max(request.num_prompt_tokens - num_cached, 1)
@@ -160,7 +160,7 @@ class Deadline(Policy):
             num_steps = max(num_steps, ceil(prefill_us / room_us))
         if not num_rows:
             return prefill_us * 1e-6
-        # Its prompt may share steps with others: they take as long as such steps do, and so do those in flight.
+        # Its prompt may share steps with others: such steps, and those in flight, take as long as recent ones.
         usual_us = max(self._step_us, decodes_us)
         return (
             max(prefill_us + decodes_us * num_steps, usual_us * num_steps) + usual_us * options.pipeline_depth

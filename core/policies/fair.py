@@ -9,38 +9,39 @@ from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep
 
 _PROMPT_COST, _OUTPUT_COST = 1.0, 2.0
-"""Of a token, as in the paper."""
+"""Costs of a token, as in the paper."""
 
 _MAX_IDLE = 4096
-"""Of more counters, those of tenants that have had less than their share are dropped: they would be lifted anyway."""
+"""With more idle counters, those at or below the least service are dropped: they would be lifted to it anyway."""
 
 
 class Fair(Policy):
-    """By virtual token counters (Y. Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): the tenant
-    that has had the least service per weight goes first; its own requests go in turns, as under fcfs.
+    """By virtual token counters (Y. Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
 
-    Service is the prompt's tokens that are computed, and twice the output's. A prompt is charged when it gets a row,
-    an output while it comes, so that nobody need know its length. A tenant that had nothing waiting is lifted to the
-    least counter of those that have: what it did not use is not saved up. The tenant that has had the most gives way.
+    The tenant that has had the least service per weight goes first; its own requests go in turns, as under fcfs.
 
-    Two bounds. Between tenants that both have something waiting, the difference in service per weight stays below
-    twice the larger of a prompt and of the outputs of all rows. And a tenant that has had no turn for `max_delay`
-    seconds, though it has something waiting, has the next one, however many others come and go.
+    Service is the number of computed prompt tokens, plus twice the output tokens. A prompt is charged when it gets a
+    row, an output while it comes, so its length need not be known. A tenant that had nothing waiting is lifted to the
+    least counter of those that have: unused service is not saved up. The tenant with the most service is preempted.
+
+    There are two bounds. Between tenants that both have something waiting, the difference in service per weight stays
+    below twice the larger of a prompt and of the outputs of all rows. And a tenant that has had something waiting but
+    no turn for `max_delay` seconds has the next one, however many others come and go.
     """
 
     max_delay = 30.0
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._heap: list[tuple[float, int, str]] = []  # (service, or less; number; tenant), one that counts a tenant
+        self._heap: list[tuple[float, int, str]] = []  # (service or less, number, tenant); one valid entry per tenant
         self._numbers = count()
-        self._since: dict[str, float] = {}  # when each had its last turn, or began to wait; the longest ago first
+        self._since: dict[str, float] = {}  # when each had its last turn or began to wait, longest ago first
         self._least = 0.0  # service of the tenant whose turn it was last
         self._batch: DecodeBatch | None = None
-        self._charges: list[tuple[_Account, float]] = []  # of a step of that batch
+        self._charges: list[tuple[_Account, float]] = []  # for a step of that batch
 
     def service(self, tenant: str) -> float:
-        """Return what a tenant has had, in tokens per weight."""
+        """Return the service that a tenant has had, in tokens per weight."""
         return self._account(tenant).service
 
     def tenant_waits(self, tenant: str, tenants: Collection[str]) -> None:
@@ -71,7 +72,7 @@ class Fair(Policy):
         self._account(request.tenant).service += _PROMPT_COST * num_tokens / request.weight
 
     def on_step(self, step: InFlightStep) -> None:
-        if step.decodes is not self._batch:  # it stays the same while no sequence comes or goes
+        if step.decodes is not self._batch:  # the batch is the same object while no sequence comes or goes
             self._batch = step.decodes
             costs: dict[str, float] = {}
             for seq in step.decodes.seqs:
@@ -99,10 +100,10 @@ class Fair(Policy):
         self._since[tenant] = self.view.now
 
     def _first_by_service(self, tenants: Collection[str]) -> str:
-        """A counter only grows, so an entry of the heap that is right is the least; others are put right."""
+        """Return the tenant with the least service: counters only grow, so the first current heap entry is it."""
         heap = self._heap
         while True:
-            if not heap:  # entries of tenants on this level were dropped while another level was asked for
+            if not heap:  # this level's entries were dropped while another level was queried
                 for name in tenants:
                     dropped = self._account(name)
                     dropped.number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""What a policy wants to hear of, and to be asked: the methods that it overrides. The others cost nothing."""
+"""The hooks of a policy: only the methods that it overrides are called. The others cost nothing."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class Hooks:
-    """The policy's own methods; None for those that it has from `Policy`."""
+    """The policy's own methods; None for those inherited from `Policy`."""
 
     __slots__ = ("longest_step_us", "may_join", "on_admitted", "on_finished", "on_gone", "on_step")
 

@@ -6,24 +6,24 @@ from penstock.core.policies.work import predicted_us
 from penstock.core.sequences.sequence import Key, Request
 
 _LEAST_SECONDS = 0.001
-"""A key is not computed again sooner than this."""
+"""Least time until a key is recomputed."""
 
 
 class HighestResponseRatioNext(Policy):
     """By the response ratio (waiting time + predicted work) / predicted work, highest first (P. Brinch Hansen, 1971).
 
-    Short jobs go first, but long ones gain on them by waiting. Ratios from one power of two to the next are one class,
-    in which requests go in turns, so that a key changes a few times in a request's life and not in each step.
+    Short jobs go first, but long ones gain on them by waiting. Ratios between two powers of two are one class, in which
+    requests go in turns. So a key changes a few times in a request's life, not in each step.
 
-    The bound: a request that has waited for `max_delay` seconds comes before all classes. (The ratio alone has none: a
-    stream of ever shorter jobs could go before a long one for as long as it comes.)
+    The bound: a request that has waited for `max_delay` seconds comes before all classes. (The ratio alone gives no
+    bound: a stream of ever shorter jobs could hold back a long one for as long as it lasts.)
     """
 
     max_delay = 60.0
 
     def __init__(self) -> None:
         self._lengths = LengthPredictor()
-        self._jobs: dict[Request, tuple[float, float]] = {}  # predicted seconds; when its class changes
+        self._jobs: dict[Request, tuple[float, float]] = {}  # predicted seconds, and when its class changes
 
     def key(self, request: Request, now: float) -> Key:
         job = self._jobs.get(request)

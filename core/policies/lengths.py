@@ -1,4 +1,4 @@
-"""How long outputs will be, learned from those that have ended. Pure arithmetic, O(1) a request."""
+"""Predicts the lengths of outputs from those that have ended. Pure arithmetic, O(1) per request."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 from penstock.core.sequences.sequence import Request
 
 _FIRST_GUESS = 256.0
-"""Tokens of output before anything has ended, unless the request allows fewer."""
+"""Predicted output tokens before any output has ended, unless the request allows fewer."""
 
 _TRUST = 4.0
-"""A mean counts against the more general one like this many outputs against those that it is of."""
+"""The more general mean counts like this many outputs, against those that the special mean has seen."""
 
 _MEMORY = 64.0
-"""A mean is over about this many of the last outputs."""
+"""A mean covers about this many of the last outputs."""
 
 _MAX_TENANTS = 4096
-"""Of more tenants, those that finished nothing for the longest time are forgotten."""
+"""With more tenants, those that have finished nothing for the longest time are forgotten."""
 
 
 class _Mean(NamedTuple):
@@ -29,15 +29,15 @@ class _Mean(NamedTuple):
 
 _NOTHING = _Mean(0.0, 0.0)
 _Lengths = dict[int, _Mean]
-"""By the size of the prompt: its number of bits."""
+"""Means by the size of the prompt: the bit length of its number of tokens."""
 
 
 class LengthPredictor:
     """Predicts output tokens by tenant and prompt length.
 
-    Four means, each pulled towards the one before it by as much as it has seen little: of all outputs, of prompts of
-    about this length, of this tenant, of this tenant's prompts of about this length. So a new tenant is predicted as
-    the others are, and one with many outputs by its own.
+    There are four means: of all outputs, of prompts of about this length, of this tenant, and of this tenant's prompts
+    of about this length. The fewer outputs a mean has seen, the more it is pulled towards the one before it. So a new
+    tenant is predicted like the others, and a tenant with many outputs by its own.
     """
 
     __slots__ = ("_all", "_by_tenant")
@@ -70,4 +70,4 @@ class LengthPredictor:
 
 
 _ANY = -1
-"""Prompts of all sizes."""
+"""Key for prompts of all sizes."""

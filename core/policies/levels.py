@@ -1,13 +1,13 @@
-"""The levels of live requests under a policy that has keys: computed on arrival, and again only when it is needed.
+"""The levels of live requests under a policy with keys: computed on arrival, and again only when needed.
 
-Nothing here is done per step and request. A key is computed again
+No work here is done for each request in each step. A key is recomputed
 
-    when the policy said that it would change (`Policy.renews_at`), from a heap of times;
-    when the policy asked for it (`View.renew`), at most RENEWALS_A_STEP in a step;
-    never more, once the request has waited for the policy's `max_delay`: it then has the empty key, which comes before
-    all others. On this level requests take turns as under fcfs, and nobody takes the row of a request on it.
+    at the time that the policy gave (`Policy.renews_at`), from a heap of times;
+    when the policy asks for it (`View.renew`), at most RENEWALS_A_STEP in a step;
+    never again, once the request has waited for the policy's `max_delay`: it then has the empty key, which comes before
+    all others. On this level requests take turns as under fcfs, and their rows cannot be taken.
 
-What counts for `max_delay` is the time that a request waits in all, also after preemptions.
+`max_delay` is compared with the total time that a request has waited, including waits after preemptions.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ RENEWALS_A_STEP = 8
 
 
 class Levels:
-    """Sets `Request.level`, and keeps the queue in order."""
+    """Sets `Request.level`, and keeps the queue sorted by it."""
 
     __slots__ = (
         "_asked", "_checked", "_max_delay", "_numbers", "_policy", "_refused", "_refuses", "_renews", "_times",
@@ -37,7 +37,7 @@ class Levels:
         self._waiting = waiting
         self._max_delay = policy.max_delay
         self._renews = policy.overrides("renews_at")
-        self._times: list[tuple[float, int, Request]] = []  # heap; outdated if not the request's `renews_at`
+        self._times: list[tuple[float, int, Request]] = []  # heap; valid if equal to the request's `renews_at`
         self._numbers = count()
         self._refuses = policy.overrides("refusal")
         self._refused: list[tuple[Request, Refusal]] = []
@@ -45,7 +45,7 @@ class Levels:
         self._checked: tuple[Request | None, int] = (None, 0)
 
     def arrived(self, request: Request, now: float) -> Refusal | None:
-        """Give a new request its level, before it is queued; return why it is refused, if it is."""
+        """Give a new request its level before it is queued; return a refusal if the policy refuses it."""
         if self._refuses and request.arrived and (refusal := self._policy.refusal(request, now)) is not None:
             return refusal
         request.level = request.rank + self._policy.key(request, now)
@@ -65,11 +65,11 @@ class Levels:
             request.waits_since = None
 
     def renew(self, request: Request) -> None:
-        """Compute its key again, in one of the next steps."""
+        """Recompute a request's key in one of the next steps."""
         self._asked[request] = None
 
     def advance(self, now: float, requests: Mapping[str, Request]) -> bool:
-        """Bring the levels up to date, before a step; return whether the first one has changed."""
+        """Bring the levels up to date before a step; return whether the first level has changed."""
         has_changed = False
         if len(self._times) > 2 * len(requests) + 64:
             self._forget_outdated()
@@ -91,7 +91,7 @@ class Levels:
         return has_changed
 
     def returns(self, request: Request) -> None:
-        """A sequence of the request has lost its row: the key may be another than the one with which it got it."""
+        """A sequence of the request has lost its row: the key may have changed since it got the row."""
         self._asked[request] = None
 
     def take_refused(self) -> list[tuple[Request, Refusal]]:
@@ -100,9 +100,9 @@ class Levels:
         return refused
 
     def check_head(self, now: float, num_left: int) -> None:
-        """Compute the head's key again, and that of the next one if that changes the order; before admissions.
+        """Before admissions, recompute the head's key, and the next head's if that changes the order.
 
-        `num_left`: of sequences that ever left their row. While it stays, the same head is not looked at again.
+        `num_left`: sequences that ever left their row. While it stays the same, the same head is not checked again.
         """
         if not self._policy.checks_head:
             return
@@ -124,7 +124,7 @@ class Levels:
         return found
 
     def _set(self, request: Request, now: float) -> bool:
-        """Compute its key again, unless it is refused; return whether it came to, or left, the first level."""
+        """Recompute a request's key, unless it is refused; return whether it joined or left the first level."""
         if self._refuses and request.arrived and request.is_new:
             refusal = self._policy.refusal(request, now)
             if refusal is not None:
@@ -160,7 +160,7 @@ class Levels:
             heappush(self._times, (at, next(self._numbers), request))
 
     def will_be_overdue(self, request: Request) -> bool:
-        """Tell whether a waiting request is looked at again in time; for checks."""
+        """Return whether a waiting request will be checked again in time; for checks."""
         at = self._overdue_at(request)
         has_entry = any(entry[0] == request.renews_at and entry[2] is request for entry in self._times)
         return at == inf or (request.renews_at <= at and has_entry)

@@ -1,9 +1,9 @@
-"""What a policy is. Your own class is used with `--scheduling-policy MODULE:CLASS` (`registry.py`).
+"""The base class of policies. `--scheduling-policy MODULE:CLASS` uses a class of your own (`registry.py`).
 
 A request with a smaller key runs first. Requests with equal keys form a level, in which tenants, groups and requests
 take turns (`core/sequences/waiting_queue.py`). A policy has no clock of its own: callers pass the time.
 
-The scheduler looks once which methods a class overrides. One that it does not override is never called.
+The scheduler checks once which methods a class overrides. The others are never called.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,48 +19,48 @@ _by_order = attrgetter("order")
 
 
 class Policy:
-    """First come, first served; the base of all policies. Each scheduler creates its own, which may keep state.
+    """First come, first served; the base of all policies. Each scheduler creates its own policy, which may keep state.
 
-    The bound of fcfs: between two turns of a tenant each other tenant has one, and likewise a tenant's groups.
+    The bound of fcfs: between two turns of a tenant, each other tenant has one. The same holds for a tenant's groups.
     """
 
     preempts = False
     """Whether a waiting sequence takes the row of a running one that has a greater key."""
 
     max_delay = inf
-    """Seconds that a request waits, in all, until it comes before those that have waited for less, in turns as under
-    fcfs. So nobody starves under a policy with keys, whatever they are. `--max-policy-delay` replaces it."""
+    """Total seconds of waiting after which a request comes before all that have waited for less; such requests go in
+    turns, as under fcfs. So no request starves, whatever a policy's keys are. `--max-policy-delay` replaces it."""
 
     checks_head = False
-    """Whether the key of the head of the queue is computed again before it gets a row, because it may have changed."""
+    """Whether the key of the head of the queue is recomputed before it gets a row, because it may have changed."""
 
     changes = False
-    """Whether all keys are computed again before each step, at a cost that grows with the number of live requests.
+    """Whether all keys are recomputed before each step, at a cost that grows with the number of live requests.
     `renews_at` and `View.renew` are cheaper."""
 
     view: View
 
     def attach(self, view: View) -> None:
-        """Called once, before everything else: what the policy may see of its scheduler."""
+        """Called once, before everything else, with what the policy may see of its scheduler."""
         self.view = view
 
     def key(self, request: Request, now: float) -> Key:
         """Return the request's key, which is not empty: smaller runs first. `now`: seconds of a monotonic clock.
 
-        Called when a request arrives, at the time that `renews_at` has told, and some steps after `View.renew`.
+        Called when a request arrives, at the time that `renews_at` returned, and some steps after `View.renew`.
         """
         return ()
 
     def renews_at(self, request: Request, now: float) -> float:
-        """Return when the key must be computed again. Called after `key`, while the request waits."""
+        """Return when the key must be recomputed. Called after `key`, while the request waits."""
         return inf
 
     def refusal(self, request: Request, now: float) -> Refusal | None:
-        """Return why a request is not to be served. Asked before `key`, of requests that never had a row."""
+        """Return why a request must not be served. Called before `key`, for requests that never had a row."""
         return None
 
     def may_join(self, request: Request) -> bool:
-        """Tell whether the head of the queue may run beside those that run. Nobody behind it is asked."""
+        """Return whether the head of the queue may join the running requests. Not called for those behind it."""
         return True
 
     def longest_step_us(self) -> float:
@@ -68,18 +68,18 @@ class Policy:
         return inf
 
     def takes_rows(self, waiting: Sequence) -> bool:
-        """Tell whether the head of the queue takes anybody's row, if the policy preempts. Asked before `victim`."""
+        """Return whether the head of the queue takes any row, if the policy preempts. Called before `victim`."""
         return True
 
     def yields(self, running: Sequence, waiting: Sequence) -> bool:
-        """Tell whether the victim gives its row to the head of the queue, if the policy preempts."""
+        """Return whether the victim gives its row to the head of the queue, if the policy preempts."""
         return running.request.level > waiting.request.level
 
     def on_tokens(self, request: Request, num_tokens: int) -> None:
-        """Called after this many positions of the request have been computed: for each request of each step."""
+        """Called for each request of each step, after this many of its positions have been computed."""
 
     def on_step(self, step: InFlightStep) -> None:
-        """Called when a step has returned, once. A policy that needs sums alone overrides this one."""
+        """Called once for each step that has returned. A policy that needs only sums overrides this instead."""
         for seq, num_tokens in zip(step.decodes.seqs, step.decode_sizes, strict=True):
             self.on_tokens(seq.request, num_tokens)
         for chunk in step.chunks:
@@ -88,35 +88,36 @@ class Policy:
     def on_admitted(self, request: Request, num_tokens: int) -> None:
         """Called when a sequence of the request gets a row.
 
-        `num_tokens` are to be computed before its first output; 0 if it had a row before.
+        `num_tokens`: tokens to compute before its first output; 0 if it had a row before.
         """
 
     def on_finished(self, request: Request, num_outputs: int) -> None:
-        """Called when a sequence of the request that had a row has ended with so many tokens of output."""
+        """Called when a sequence of the request that had a row has ended with `num_outputs` tokens of output."""
 
     def on_gone(self, request: Request) -> None:
-        """Called when a request has left the scheduler, for whatever reason: forget what is kept of it."""
+        """Called when a request has left the scheduler, for any reason: drop the state kept for it."""
 
     def first_tenant(self, tenants: Collection[str]) -> str:
-        """Return whose turn it is of these tenants, which have new sequences on one level. By default they take turns.
+        """Return which of these tenants, which have new sequences on one level, is next. By default they take turns.
 
-        Called once or a few times a step: O(1), or nearly.
+        Called once or a few times per step, so it must be O(1), or nearly.
         """
         return next(iter(tenants))
 
     def tenant_waits(self, tenant: str, tenants: Collection[str]) -> None:
-        """Called when a tenant joins those on a level (`tenants`: without it), before `first_tenant` sees it."""
+        """Called when a tenant joins those on a level (`tenants` excludes it), before `first_tenant` sees it."""
 
     def predicted_outputs(self, request: Request) -> float | None:
-        """Return how many tokens of output a sequence of the request will probably have; None: nothing is predicted.
+        """Return the predicted output tokens of a sequence of the request; None: no prediction.
 
-        For those who ask when a row will come free."""
+        Used to estimate when a row will come free.
+        """
         return None
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """Return the running sequence (there is at least one) to preempt when pages or rows run out."""
+        """Return the running sequence to preempt when pages or rows run out; there is at least one."""
         return max(running, key=_by_order)
 
     def overrides(self, *methods: str) -> bool:
-        """Tell whether the class has its own form of one of these methods."""
+        """Return whether the class overrides one of these methods."""
         return any(getattr(type(self), name) is not getattr(Policy, name) for name in methods)

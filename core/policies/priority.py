@@ -5,10 +5,10 @@ from penstock.core.sequences.sequence import Key, Request
 
 
 class Priority(Policy):
-    """By the request's own priority, lower first; equal ones in turns. Takes rows from running ones of lower priority.
+    """By the request's own priority number, lowest first, equal ones in turns; takes rows from less urgent ones.
 
     The bound: a request that has waited for `max_delay` seconds comes before all priorities. It then waits for the
-    next row, without taking one.
+    next free row, and takes none.
     """
 
     preempts = True

@@ -1,4 +1,4 @@
-"""The policies by name. A module of your own can join: an installed package by an entry point, any module by its name.
+"""The policies by name. Your own can be added: an installed package by an entry point, any module by its name.
 
 [project.entry-points."penstock.policies"]
 lifo = "my_package.policies:Lifo"

@@ -11,10 +11,12 @@ _CLASSES_PER_DOUBLING = 2
 
 
 class ShortestJobFirst(Policy):
-    """By predicted work, which gives the lowest mean latency. Requests of about equal work (within a factor of the
-    square root of two) are of one class, in which tenants take turns. Nobody loses a row to a shorter job.
+    """By predicted work, which gives the lowest mean latency.
 
-    The prediction is made when a request arrives: `work.py`, `lengths.py`.
+    Requests of about equal work (within a factor of the square root of two) are one class, in which tenants take turns.
+    A running request never loses its row to a shorter job.
+
+    The prediction is made when a request arrives (`work.py`, `lengths.py`).
 
     The bound: a request that has waited for `max_delay` seconds comes before all classes.
     """
@@ -35,5 +37,5 @@ class ShortestJobFirst(Policy):
 
 
 def work_class(num_us: float) -> int:
-    """Return the number of the class to which so much work belongs."""
+    """Return the number of the class to which this much work belongs."""
     return int(_CLASSES_PER_DOUBLING * log2(max(num_us, 1.0)))

@@ -1,4 +1,4 @@
-"""What a policy may see of its scheduler. Looking takes nothing: no page, no row, no turn."""
+"""What a policy may see of its scheduler. Reading changes nothing: it takes no page, row or turn."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,7 +14,7 @@ class Rows(Protocol):
 
     num_entered: int  # ever
     num_left: int  # ever
-    decodes: dict[Sequence, None]  # those of them that have launched a first sample, and not the last one
+    decodes: dict[Sequence, None]  # those that have launched a first sample, but not the last one
 
     def __len__(self) -> int: ...
 
@@ -22,10 +22,10 @@ class Rows(Protocol):
 
 
 class View:
-    """Given to a policy once (`Policy.attach`); always shows what is there now."""
+    """Given to a policy once (`Policy.attach`); always shows the current state."""
 
     kv: KVPages  # of the current worker
-    running: Rows  # likewise
+    running: Rows  # of the current worker
 
     __slots__ = ("_pace", "kv", "max_num_seqs", "options", "renew", "running")
 
@@ -34,7 +34,7 @@ class View:
         self._pace = pace
         self.max_num_seqs = options.max_num_seqs  # rows of the current worker
         self.renew: Callable[[Request], None] = _no_key
-        """Asks for a request's key to be computed again, soon: a bounded number is in each step."""
+        """Asks for a request's key to be recomputed soon; each step recomputes a bounded number."""
 
     @property
     def now(self) -> float:
@@ -42,18 +42,18 @@ class View:
         return self.kv.now
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Return how many tokens of the request's prefix cached pages would save now. O(their pages)."""
+        """Return how many tokens of the request's prefix are in the cache now. O(their pages)."""
         seqs = request.waiting or request.running
         return self.kv.find_prefix(seqs[0]).num_pages * self.kv.page_size
 
     def prefill_us(self, num_tokens: int, start: int = 0) -> float:
-        """Return the microseconds that a chunk of a prompt, from position `start` on, adds to a step; 0: unknown."""
+        """Return the microseconds that a prompt's chunk from position `start` on adds to a step; 0: unknown."""
         return self._pace.chunk_us(start, num_tokens) if self._pace.is_known else 0.0
 
     def decode_us(self, num_rows: int, num_context_tokens: int) -> float:
-        """Return the microseconds of a step of decodes with so many tokens in their contexts; 0: unknown."""
+        """Return the microseconds of a step of decodes with this many tokens in their contexts; 0: unknown."""
         return self._pace.decodes_us(num_rows, num_context_tokens) if self._pace.is_known else 0.0
 
 
 def _no_key(request: Request) -> None:
-    """The policy has no keys."""
+    """Do nothing: the policy has no keys."""

@@ -1,18 +1,18 @@
-"""How long a request will keep a row, from what steps take on this machine and how long outputs are."""
+"""Predicts how long a request will keep a row, from this machine's step times and the lengths of outputs."""
 
 from penstock.core.policies.lengths import LengthPredictor
 from penstock.core.policies.view import View
 from penstock.core.sequences.sequence import Request
 
 _PREFILL_US, _DECODE_US = 50.0, 10_000.0
-"""Of a prompt's token, and of a step, until they have been measured. Only their ratio matters."""
+"""Assumed times of a prompt token and of a decode step until they are measured. Only their ratio matters."""
 
 
 def predicted_us(request: Request, lengths: LengthPredictor, view: View) -> float:
     """Return the microseconds from a sequence's first chunk to its last token, when all rows are in use.
 
-    What the cache has of the prompt now need not be computed. All sequences of a request count: it ends with the last
-    of them, and they compete for the same rows.
+    The part of the prompt that is cached now is left out. All sequences of a request count: it ends with the last of
+    them, and they compete for the same rows.
     """
     num_sequences = max(1, len(request.waiting) + len(request.running))
     num_cached = view.num_cached_tokens(request)
