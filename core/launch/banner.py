@@ -1,6 +1,6 @@
-"""What `penstock serve` prints while it starts: what it found, how much fits, where it listens, and a command to try.
+"""The output of `penstock serve` at its start: what it found, how much fits, where it listens, a command to try.
 
-On a terminal this is text on stdout; elsewhere it is log lines with the same content.
+On a terminal this is text on stdout; otherwise it is log lines with the same content.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Banner:
-    """Listens to the first scheduler like a frontend, to learn when its engine is ready and how large it is."""
+    """Listens to the first scheduler as a frontend does, to learn when its engine is ready and how large it is."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -92,7 +92,7 @@ class Banner:
         self._field("folder", escape(str(self._checkpoint.path.resolve())))
 
     def _tensors(self) -> list[StoredTensor]:
-        """Empty for a model without weights (for tests), or if a file has changed since it was checked."""
+        """Return the tensors; none for a model without weights (for tests), or if a file changed since its check."""
         try:
             return list(self._checkpoint.tensors().values())
         except LoadError:
@@ -160,7 +160,7 @@ class Banner:
 
 
 def pool_text(num_tokens: int, max_num_seqs: int, max_model_len: int) -> str:
-    """The size of a KV pool in terms that people can picture."""
+    """The size of a KV pool in terms that are easy to picture."""
     num_chats = num_tokens // _CHAT_TOKENS
     if num_chats < 1:
         meaning = f"less than one chat of {_CHAT_TOKENS:,} tokens"

@@ -1,4 +1,4 @@
-"""One process under the supervisor: started, restarted when it dies, and watched."""
+"""One process under the supervisor, which starts, watches and restarts it."""
 
 import asyncio
 import os
@@ -17,14 +17,14 @@ from penstock.ipc.parent import Word
 log = structlog.get_logger()
 
 _MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
-"""A process that never gets ready never will. One that dies while serving may do so because of a request, and finding
-the request costs a death for each halving of those that were in flight."""
+"""A process that dies repeatedly before it is ready will never be ready. One that dies while serving may do so because
+of a request, and finding that request costs one death for each halving of those that were in flight."""
 
 _DEATHS_WINDOW = 60.0
 
 
 class Child:
-    """One process that should run: what to start, and the instance that runs now."""
+    """One process that should run: how to start it, and its current instance."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Child:
             name: what the process is called in `ps` and logs.
             module: the module that it runs.
             config: passed to it.
-            arguments: the same at every start.
-            spare: forks it, if that can be done faster than it is started.
+            arguments: passed at every start.
+            spare: forks the process, if that is quicker than starting it.
             shared_fds: descriptors that every instance inherits, by the flags that name them.
         """
         self.name = name
@@ -60,9 +60,9 @@ class Child:
         self.process: Running | None = None
         self.is_ready = asyncio.Event()
         self.is_alone = False
-        """Its last word was that it has no worker (the scheduler)."""
+        """Whether it last reported that it has no worker (the scheduler)."""
         self.on_hung: Callable[[int], None] = lambda pid: None
-        """Gets the ids of processes that this one found hanging."""
+        """Called with the ids of processes that this one found hanging."""
         self.on_restart: Callable[[], None] = lambda: None
         """Called when it asks for a restart of its engine (the scheduler)."""
 
@@ -97,7 +97,7 @@ class Child:
         finally:
             pipe.given()
 
-    # --- what it says -------------------------------------------------------------------------
+    # --- its reports --------------------------------------------------------------------------
 
     def _new_pipe(self) -> ChildPipe:
         if self._pipe is not None:
@@ -125,10 +125,10 @@ class Child:
                 self.on_restart()
 
     def silent_for(self, passed: float) -> float:
-        """Seconds of silence of a process that has begun to report that it is alive.
+        """Return the seconds of silence of a process that has begun to report that it is alive.
 
         Args:
-            passed: how long this process has watched since the last call. Time in which this process itself (or the
+            passed: how long this process has watched since the last call. Time in which the watching process (or the
                 whole machine) did not run does not count as silence.
         """
         if self._is_watched and self.process is not None and self.process.returncode is None:
@@ -145,7 +145,7 @@ class Child:
 
     @property
     def pids(self) -> set[int]:
-        """Of the process, if it was started."""
+        """The process's id, if it was started."""
         return set() if self.process is None else {self.process.pid}
 
     def may_restart(self, now: float) -> bool:
@@ -157,7 +157,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process runs."""
         if self.process is not None and self.process.returncode is None:
-            # Not the subprocess's own send_signal: it would reap a process that has just died, and keep the exit code.
+            # Not the subprocess's own send_signal: it would reap a process that has just died, and keep its exit code.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 

@@ -1,8 +1,8 @@
 """The processes of one engine: its scheduler, and the ranks of its group.
 
-a death      the scheduler alone, or all ranks together, are started again
+a death      restarts the scheduler alone, or all ranks together
 hanging      a scheduler or rank that has been silent for too long, or a rank that the scheduler reports as hung, is
-             killed, which is a death; so are all together if each is well but they do not find each other
+             killed, which is a death; all are killed if each is alive but they do not find each other
 giving up    a process rejects its configuration (exit code 2), or dies too often (`child.py`)
 """
 
@@ -25,21 +25,21 @@ from penstock.ipc import process
 log = structlog.get_logger()
 
 END_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_WRITE_GRACE = 10.0  # seconds for KV pages that are still to be written to the disk
+_WRITE_GRACE = 10.0  # seconds to write the remaining KV pages to the disk
 
 PATIENCE, MORE_PATIENCE = 1, 3
-"""Heartbeat timeouts for which a process may be silent. The scheduler judges workers by their results, so for them this
-is only a second check."""
+"""Heartbeat timeouts for which a process may be silent. For workers this is only a second check: the scheduler judges
+them by their results."""
 
 _APART = 2
 """Heartbeat timeouts within which a scheduler without a worker and a ready worker must find each other."""
 
 
 class EngineLaunch:
-    """What runs one engine: started, restarted and ended as one."""
+    """The processes of one engine, which start, restart and end as one."""
 
     def __init__(self, config: Config, number: int, num_ranks: int, spare: Spare | None) -> None:
-        """`config` is that of the whole launch, with an address for each engine."""
+        """`config`: that of the whole launch, with an address for each engine."""
         num_engines = config.parallel.data_parallel_size
         self.number = number
         self.config = of_engine(config, number)
@@ -90,7 +90,7 @@ class EngineLaunch:
             await cancel(keepers)
 
     def _clear_rendezvous(self) -> None:
-        """Ranks that start must not find what those before them left."""
+        """Remove the rendezvous files of earlier ranks, which new ones must not find."""
         clear_rendezvous(self.config)
 
     def kill_hung(self, pid: int) -> None:
@@ -102,7 +102,7 @@ class EngineLaunch:
                 child.signal(signal.SIGKILL)
 
     def watch(self, interval: float) -> None:
-        """Judge the processes by their reports; called every `interval` seconds."""
+        """Check the processes by their reports; called every `interval` seconds."""
         timeout = self.config.ipc.heartbeat_timeout
         self.has_been_ready |= all(child.is_ready.is_set() for child in self.children)
         for child in self.children:
@@ -117,7 +117,7 @@ class EngineLaunch:
 
     async def end(self, hurry: asyncio.Event) -> None:
         """End all processes, without waiting for anything once `hurry` is set."""
-        if self.config.worker.disk_kv:  # the scheduler has the worker write what is worth keeping
+        if self.config.worker.disk_kv:  # the scheduler lets the worker write the pages worth keeping
             await end_all([self.scheduler], END_GRACE + _WRITE_GRACE, hurry)
         await end_all(self.children, END_GRACE, hurry)
 
@@ -125,7 +125,7 @@ class EngineLaunch:
 async def keep_running(
     stopping: asyncio.Event, *group: Child, before_start: Callable[[], None] = lambda: None
 ) -> int | None:
-    """Start the processes of a group, and start all of them again when one has ended.
+    """Start the processes of a group, and restart all of them when one has ended.
 
     Returns the exit code with which it was given up; None if it ended by itself once `stopping` was set.
     """
@@ -133,7 +133,7 @@ async def keep_running(
         before_start()
         await asyncio.gather(*(child.start() for child in group))
         child, code = await _first_end(group)
-        if stopping.is_set() and code == 0:  # a signal to all processes reached it too
+        if stopping.is_set() and code == 0:  # it also got a signal that was sent to all processes
             return None
         is_hopeless = code == process.EXIT_CONFIG  # it has printed the reason
         if is_hopeless or not child.may_restart(time.monotonic()):
@@ -143,9 +143,9 @@ async def keep_running(
 
 
 async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
-    """Wait until one of the processes has ended, and end the others; return which one it was, and its exit code.
+    """Wait until one of the processes has ended, and end the others; return that process and its exit code.
 
-    If another one rejects the configuration at the same moment, that comes first.
+    A process that rejects the configuration at the same moment takes precedence.
     """
     ends = [asyncio.create_task(child.ended()) for child in group]
     try:

@@ -1,4 +1,4 @@
-"""Files that decide what processes load: kept as they were at the start, for those that are restarted later."""
+"""Copies of files that decide what processes load, so that restarted processes read the same as at the start."""
 
 import shutil
 from pathlib import Path
@@ -9,10 +9,10 @@ from penstock.core.config import Config, ConfigError
 
 
 def with_kept_files(config: Config, folder: Path) -> Config:
-    """Let workers read their own copy of --expert-load: all ranks must place experts alike, whenever they start.
+    """Let workers read a copy of --expert-load: all ranks must place experts alike, whenever they start.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: if the file cannot be read.
     """
     if not config.parallel.expert_load:
         return config

@@ -1,6 +1,6 @@
-"""What starts the workers of an engine, by its name in `--launcher`: this machine's supervisor, or another program.
+"""Starts the workers of an engine as `--launcher` says: by this machine's supervisor, or by another program.
 
-Another one is a module with the functions of `Launcher`, imported only when it is asked for.
+Each other launcher is a module with the functions of `Launcher`, imported only on demand.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Spare
 
 _MODULES = {"ray": ("penstock.deploy.ray.launcher", "ray", "pip install 'penstock[ray]'")}
-"""Name -> module, the library that it needs, and how to get that."""
+"""Name -> module, the library that it needs, and the command that installs it."""
 
 
 class Launcher(Protocol):
-    """The functions of such a module."""
+    """The functions of a launcher's module."""
 
     def addressed(self, config: Config, folder: Path) -> Config:
-        """Return the configuration with all addresses, as `with_addresses`.
+        """Return the configuration with all addresses, like `with_addresses`.
 
         Raises:
             ConfigError: if there is nothing to start workers on.

@@ -1,4 +1,4 @@
-"""Output files named by options: tried before anything is loaded, so that a full disk is reported at once."""
+"""Checks the output files that options name before anything is loaded, so that a full disk is reported at once."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def check_output_files(config: Config) -> None:
 
 
 def _check_data_dir(folder: Path) -> None:
-    """A new folder is its owner's alone; one that is there keeps its mode, and what is written into it is private."""
+    """Create the folder for its owner alone. An existing one keeps its mode; files written into it are private."""
     trial = folder / f".trial-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def _check_data_dir(folder: Path) -> None:
 
 
 def _check_recording(path: Path) -> None:
-    """A recording that is there is continued; any other file stays as it is. Pipes and devices are not tried."""
+    """Continue an existing recording; never change any other file. Pipes and devices are not tried."""
     if path.exists() and not path.is_file():
         return
     try:

@@ -1,6 +1,6 @@
-"""`penstock probe`: ask a scheduler whether its event loop turns; even a stopped process accepts connections.
+"""`penstock probe`: check that a scheduler's event loop turns; even a stopped process accepts connections.
 
-A health check for those who start the scheduler themselves: exit code 0 if it answers, with or without a worker.
+A health check for schedulers that are started without the supervisor: exit code 0 if it answers, even without a worker.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""The spare: a process that has imported what a worker needs, and forks one whenever one is needed, for any rank.
+"""The spare: a process that has imported what a worker needs, and forks a worker for any rank on demand.
 
     supervisor --arguments, descriptors--> spare --fork--> (ends at once) --fork--> worker: says "started PID"
 
-Importing takes seconds, and much longer on a busy machine; a fork takes ten milliseconds, however often workers die.
-The worker becomes the supervisor's own child, as its nearest ancestor that adopts orphans (`adopt_orphans`).
-A launch has one spare for all its workers. Even the first ones are forked from it. While it is missing, nothing waits
-for a new one: fresh processes are started instead.
+Importing takes seconds, and much longer on a busy machine. A fork takes ten milliseconds, however often workers die.
+The worker becomes the supervisor's own child, because that is its nearest ancestor that adopts orphans
+(`adopt_orphans`).
+A launch has one spare for all its workers, the first ones included. While it is missing, fresh processes are started;
+nothing waits for a new spare.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ log = structlog.get_logger()
 _PR_SET_CHILD_SUBREAPER = 36
 
 _DELAY = 3.0
-"""Seconds from a worker's readiness to the start of another spare, if there is none: waiting requests come first."""
+"""Seconds from a worker's readiness to the start of a missing spare: waiting requests come first."""
 
 _FORK_SECONDS = 5.0
-"""Longest time for a fork on a busy machine; a spare that takes longer is stopped, or broken."""
+"""Longest time for a fork on a busy machine; a spare that takes longer is suspended or broken."""
 
 
 class Forked:
-    """A worker that the spare made; it can be waited for like a subprocess."""
+    """A worker that the spare forked; it can be waited for like a subprocess."""
 
     def __init__(self, pid: int) -> None:
         """Raises OSError if there is no such child."""
@@ -66,7 +67,7 @@ class Spare:
     """The spare of a launch, and its successors."""
 
     def __init__(self, module: str, config: Config) -> None:
-        """`module`: what it runs. It is started with the first fork that is asked of it."""
+        """`module`: what it runs. The spare is started at the first request for a fork."""
         self._module = module
         self._config = config
         self._running: asyncio.subprocess.Process | None = None
@@ -85,25 +86,25 @@ class Spare:
 
     @property
     def has_imported(self) -> bool:
-        """Whether it can fork."""
+        """Whether the spare has imported, so that it can fork."""
         return self._imported.is_set()
 
     @property
     def pids(self) -> set[int]:
-        """Of the spare, if there is one."""
+        """The spare's process id, if there is one."""
         return set() if self._running is None else {self._running.pid}
 
     async def fork(
         self, name: str, config: Config, arguments: Sequence[str], descriptor: int, started: "asyncio.Future[int]"
     ) -> Forked | None:
-        """Let it fork a worker; None if there is no spare that can do it now.
+        """Let the spare fork a worker; None if there is no spare that can do it now.
 
         Args:
-            name: the worker's, for the log.
-            config: the worker's.
-            arguments: the worker's, without those of configuration and parent.
+            name: the worker's name, for the log.
+            config: the worker's configuration.
+            arguments: the worker's arguments, without those of configuration and parent.
             descriptor: the worker's end of the pipe over which it reports.
-            started: gets the worker's process id when it says it.
+            started: gets the worker's process id once the worker has reported it.
         """
         self._cancel_timer()
         turn = self._turn
@@ -137,7 +138,7 @@ class Spare:
                 wait.cancel()
 
     def plan(self) -> None:
-        """A worker is ready: see to it that there is a spare for the next one."""
+        """A worker is ready: make sure that there will be a spare for the next one."""
         if not self._has_ended and not self.is_there:
             self._cancel_timer()
             self._timer = asyncio.get_running_loop().call_later(_DELAY, self._begin_later)
@@ -200,7 +201,7 @@ def adopt_orphans(*, enabled: bool = True) -> None:
 
 
 def reap_strangers(known: set[int]) -> None:
-    """Reap adopted children that nobody waits for: the helpers of a frontend that was killed."""
+    """Reap adopted children that no code waits for: the helpers of a frontend that was killed."""
     with suppress(OSError):
         own = os.getpid()
         for pid in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()):

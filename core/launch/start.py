@@ -1,4 +1,4 @@
-"""Starting a process: a new one, and the pipe over which it reports (`ipc/parent.py`)."""
+"""Starts a new process, with the pipe over which it reports (`ipc/parent.py`)."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from penstock.ipc.parent import Word
 
 
 class ChildPipe:
-    """Our end of the pipe: each word that comes, and its number."""
+    """Our end of the pipe: passes on each word that arrives, with its number."""
 
     def __init__(self, on_word: Callable[[Word, int], None]) -> None:
         self._on_word = on_word
@@ -24,7 +24,7 @@ class ChildPipe:
         self._loop.add_reader(self._ours, self._read)
 
     def given(self) -> None:
-        """The child has its end: close our copy."""
+        """The child has inherited its end: close our copy."""
         os.close(self.theirs)
 
     def close(self) -> None:

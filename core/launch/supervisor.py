@@ -4,7 +4,7 @@
     a death      the process is restarted; its peers say hello again
     hanging      a process that has been silent for too long is killed, which is a death
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
-                 exit 0; a second one (or Ctrl-C) does not wait for the streams
+                 exit 0; a second signal (or Ctrl-C) does not wait for the streams
     SIGHUP       frontends read the key file and the certificate again, if there are any
     giving up    a frontend that rejects its configuration (exit code 2), or dies too often (`child.py`), ends
                  everything with a nonzero code; so do the last engine, an engine that rejects its configuration from
@@ -41,18 +41,18 @@ _SPARE_WORKER = "penstock.gpu_worker.startup.spare"
 
 
 class Supervisor:
-    """All children of one launch. It runs in any thread's event loop: the caller handles signals and orphans.
+    """All child processes of one launch. Runs in the event loop of any thread; the caller handles signals and orphans.
 
-    A worker's spare forks workers that become children of this process only if it adopts orphans (`adopt_orphans`): a
-    program that does not do so must set `spare_worker` to false.
+    Workers that the spare forks become children of this process only if it adopts orphans (`adopt_orphans`). A program
+    that does not adopt them must set `spare_worker` to false.
     """
 
     def __init__(self, config: Config, num_ranks: int = 0, *, has_frontends: bool = True) -> None:
         """
         Args:
             config: with addresses.
-            num_ranks: workers that start and end as one; 0 for those that the options ask for.
-            has_frontends: without them the launch serves a program that acts as one.
+            num_ranks: workers that start and end as one; 0: as many as the options ask for.
+            has_frontends: False: the launch serves a program that acts as a frontend.
         """
         self._config = config
         frontends = range(config.frontend.num_frontends if has_frontends else 0)
@@ -70,7 +70,7 @@ class Supervisor:
         ]
         self.exit_code = 0
         self.stopping = asyncio.Event()
-        """Everything is about to end, on request or because of a failure."""
+        """Set when everything is about to end, on request or because of a failure."""
         self._hurry = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
@@ -81,7 +81,7 @@ class Supervisor:
 
     @property
     def pids(self) -> set[int]:
-        """Of all processes, and the spare."""
+        """The ids of all processes and the spare."""
         spare = set() if self._spare is None else self._spare.pids
         return spare.union(*(child.pids for child in self.children))
 
@@ -119,11 +119,11 @@ class Supervisor:
             task.add_done_callback(self._reloads.discard)
 
     async def _let_reload(self, child: Child) -> None:
-        await child.is_ready.wait()  # before that, the signal could end it
+        await child.is_ready.wait()  # until then, the signal could end it
         child.signal(signal.SIGHUP)
 
     def _vital(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        """A task without which nothing would be restarted any more: if it fails, everything ends."""
+        """Start a task without which dead processes would no longer be restarted: if it fails, everything ends."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._on_vital_end)
         return task
@@ -140,9 +140,9 @@ class Supervisor:
             self._give_up(code)
 
     async def _keep_engine(self, engine: EngineLaunch) -> None:
-        """Keep an engine running; without it, the others go on.
+        """Keep an engine running; if it ends, the others go on.
 
-        One that never worked because its configuration cannot work ends the launch: whoever started it should know.
+        An engine whose configuration never worked ends the launch, so that the user notices.
         """
         code = await engine.run(self.stopping)
         if code is None:
@@ -160,7 +160,7 @@ class Supervisor:
         self.stopping.set()
 
     async def _watch(self) -> None:
-        """Check all processes by their reports, and remove what the dead left, for as long as this runs."""
+        """Check all processes by their reports, and remove files that dead ones left, for as long as this runs."""
         options = self._config.ipc
         while True:
             shared_files.clear_leftovers()  # also those of an earlier launch
@@ -194,7 +194,7 @@ def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
 
 
 def _quiet_on_terminal(config: Config) -> Config:
-    """On a terminal people read the banner; log lines of several processes would run through it."""
+    """Log less on a terminal: log lines of several processes would run through the banner."""
     options = config.log
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and options.log_format != "json"
     if options.log_level != "auto" or not is_terminal:
@@ -203,7 +203,7 @@ def _quiet_on_terminal(config: Config) -> Config:
 
 
 async def _run_process(config: Config) -> int:
-    """Run a supervisor that has this process for itself: with signals, orphans, and a banner."""
+    """Run a supervisor that owns this process: with signals, orphans, and a banner."""
     supervisor, loop = Supervisor(config), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
