@@ -1,1 +1,1 @@
-"""The scheduler in virtual time, against a model of the worker: what a load would feel under other options."""
+"""The scheduler in virtual time, against a model of the worker: predicts how other options would serve a load."""

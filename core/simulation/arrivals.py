@@ -1,11 +1,11 @@
-"""Who comes when, and asks for what: drawn from distributions, or read from a file.
+"""The requests of a load and their times: drawn from distributions, or read from a file.
 
 A file has one JSON object a line:
 
     {"time": 0.31, "input_len": 512, "output_len": 80, "prefix_id": "manual", "prefix_len": 384, "key": "alice"}
 
-`time` is in seconds. Prompts with the same `prefix_id` share their first `prefix_len` tokens, or all tokens of the
-shorter one where that is not given (the turns of a conversation). All fields but the first three may be missing.
+`time` is in seconds. Prompts with the same `prefix_id` share their first `prefix_len` tokens; without `prefix_len` they
+share all tokens of the shorter prompt (the turns of a conversation). All fields but the first three may be missing.
 """
 
 import math
@@ -29,7 +29,7 @@ Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 class ShownImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An image of a prompt."""
 
-    name: str  # equal images have equal ones
+    name: str  # equal images have equal names
     start: Annotated[int, Meta(ge=0)]
     length: Length  # positions from its first placeholder to its last
     num_embeddings: Length  # placeholders among these
@@ -43,24 +43,24 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output_len: Length
     prefix_id: str = ""
     prefix_len: Annotated[int, Meta(ge=0)] = 0  # 0 with a prefix id: the whole prompt
-    pages: bytes = b""  # in place of a prefix id: 8 bytes for each full page, which name it and all before it
-    key: str = ""  # on whose behalf
+    pages: bytes = b""  # in place of a prefix id: 8 bytes for each full page, which identify it and all before it
+    key: str = ""  # the API key that it comes from
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # the key's share under the fair policy
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
-    max_tokens: Annotated[int, Meta(ge=0)] = 0  # what it asks for, if it stops earlier by itself; 0: its output length
+    max_tokens: Annotated[int, Meta(ge=0)] = 0  # its limit, if it stops earlier by itself; 0: its output length
     ttft_ms: Milliseconds = 0.0  # targets; 0: those of the whole load
     tpot_ms: Milliseconds = 0.0
     images: tuple[ShownImage, ...] = ()
 
 
 class Targets(NamedTuple):
-    """What an answer must keep to count as good, in milliseconds; 0: there is no such target."""
+    """The times that an answer must keep to count as good, in milliseconds; 0: no target."""
 
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
 
     def of(self, arrival: Arrival) -> "Targets":
-        """Those of a request: its own, or these."""
+        """The targets of a request: its own, or else these."""
         return Targets(arrival.ttft_ms or self.ttft_ms, arrival.tpot_ms or self.tpot_ms)
 
 
@@ -68,21 +68,21 @@ NO_TARGETS = Targets()
 
 
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
-    """How arrivals are spread in time. The mean rate is the same for all."""
+    """How arrivals are spread in time. The mean rate does not depend on the other fields."""
 
-    rate: float  # a second; inf: all at once
+    rate: float  # requests per second; inf: all at once
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less comes in bursts, more is evener."""
+    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less is burstier, more is more even."""
     on_off: tuple[float, float] | None = None
-    """Seconds in which requests come, and seconds of silence, in turns."""
+    """Alternating seconds with arrivals, and seconds without."""
 
     def times(self, count: int, rng: random.Random) -> Iterator[float]:
-        """So many of them, in order; the first one is at 0."""
+        """Yield `count` arrival times, in order; the first is 0."""
         if math.isinf(self.rate):
             yield from [0.0] * count
             return
         on, off = self.on_off or (1.0, 0.0)
-        scale = on / (on + off) / self.rate / self.burstiness  # of time in which requests come
+        scale = on / (on + off) / self.rate / self.burstiness  # of the time with arrivals
         at = 0.0
         for _ in range(count):
             yield at + off * (at // on)
@@ -90,17 +90,17 @@ class Bursts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of a load that is drawn. Ranges are uniform, both ends included."""
+    """The shape of the requests of a drawn load. Ranges are uniform, both ends included."""
 
     input_len: tuple[int, int] = (1024, 1024)
     output_len: tuple[int, int] = (128, 128)
-    prefix_len: int = 0  # of the first tokens that prompts share
-    num_prefixes: int = 1  # prompts have one of so many prefixes, each equally often
+    prefix_len: int = 0  # number of first tokens that prompts share
+    num_prefixes: int = 1  # prompts have one of this many prefixes, each equally often
     num_keys: int = 1
 
 
 def draw(count: int, bursts: Bursts, shape: Shape, seed: int) -> list[Arrival]:
-    """A load of so many requests. The same seed gives the same one."""
+    """Draw a load of `count` requests. The same seed gives the same load."""
     rng = random.Random(seed)
     times = list(bursts.times(count, random.Random(rng.random())))
     found = []
@@ -121,10 +121,10 @@ def draw(count: int, bursts: Bursts, shape: Shape, seed: int) -> list[Arrival]:
 
 
 def read(path: Path) -> list[Arrival]:
-    """The load of a file, in the order of time.
+    """Read the load of a file, in order of time.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is something else; with its number.
+        ConfigError: the file cannot be read, or a line is invalid; the message has its number.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -143,12 +143,12 @@ def read(path: Path) -> list[Arrival]:
 
 
 def write(path: Path, arrivals: Sequence[Arrival]) -> None:
-    """In the form that `read` takes."""
+    """Write a load in the form that `read` takes."""
     path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in arrivals))
 
 
 def described(arrivals: Sequence[Arrival]) -> dict[str, Any]:
-    """The size of a load: requests, tokens, seconds, and how bursty it is (1: like a Poisson process)."""
+    """Summarise a load: requests, tokens, seconds, and how bursty it is (1: like a Poisson process)."""
     gaps = [b.time - a.time for a, b in pairwise(arrivals)]
     mean = math.fsum(gaps) / len(gaps) if gaps else 0.0
     variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps) if gaps else 0.0

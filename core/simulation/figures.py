@@ -34,7 +34,7 @@ def jain(shares: Collection[float]) -> float:
 
 
 def figures(run: Run, arrivals: Sequence[Arrival], num_pages: int, targets: Targets) -> dict[str, Any]:
-    """What a table, a plot or a program wants to know. Latencies are of the answers that came to their end."""
+    """The figures for a table, a plot or a program. Latencies cover only answers that were completed."""
     good = [(o, a) for o, a in zip(run.outcomes, arrivals, strict=True) if not o.error]
     answered = [outcome for outcome, _ in good]
     began = min((outcome.sent for outcome in run.outcomes), default=0.0)
@@ -76,7 +76,7 @@ _NUM_QUANTILES, _MOST_SAMPLES = 50, 256
 
 
 def curves(run: Run) -> dict[str, Any]:
-    """What plots are drawn from: milliseconds at equal steps of the share of answers, and the scheduler over time.
+    """The data of plots: milliseconds at equal steps of the share of answers, and the scheduler over time.
 
     `timeline`: seconds, pages in tables, pages of the prefix cache alone, running, waiting.
     """

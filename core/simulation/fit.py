@@ -4,9 +4,9 @@
               + w3 chunks + w4 tokens of chunks + w5 (token, position) pairs
 
 as in `core/steps/prefill_pace.py`, by least squares of relative errors with Huber's weights (1964), and no weight
-below zero. What the line leaves is kept in the order of time, and simulated steps walk through it: they vary as the
-recorded ones did, and those that followed a slow one are as slow as there. A step that stood still stands still for as
-many seconds, not for as many times its length.
+below zero. The residuals are kept in order of time, and simulated steps walk through them. So simulated steps vary as
+the recorded ones did, and a slow step is followed by steps as slow as in the recording. A stall adds the same number of
+seconds to a simulated step, whatever the step's length.
 """
 
 import random
@@ -24,11 +24,11 @@ from penstock.core.simulation.device import StepShape, Timing
 Floats = npt.NDArray[np.float64]
 
 _FEWEST_STEPS = 20
-_STALLED = 1.5  # times the expected time, and the rest is a stall
-_HUBER = 1.5  # relative errors beyond so many typical ones count less
+_STALLED = 1.5  # times the expected time; the rest is a stall
+_HUBER = 1.5  # relative errors beyond this many typical ones count less
 _NUM_ROUNDS = 20
 _NUM_SWEEPS = 300
-_SHORTEST = 0.05  # of the ways that show how long one is without waiting
+_SHORTEST = 0.05  # quantile of the measured ways taken as one without waiting
 
 
 class MeasuredStep(NamedTuple):
@@ -36,32 +36,32 @@ class MeasuredStep(NamedTuple):
 
     shape: StepShape
     forward: float
-    idle: float  # before it, of the device; negative: an image was encoded meanwhile
+    idle: float  # the device's idle time before it; negative: an image was encoded meanwhile
     sent: float
     received: float
-    scheduler: float = 0.0  # its own time for the step; 0: not recorded
+    scheduler: float = 0.0  # the scheduler's time for the step; 0: not recorded
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """What recorded steps took beside the expected time, in their order. There is at least one."""
+    """How recorded steps, at least one, deviated from their expected times, in order."""
 
-    ratios: tuple[float, ...]  # to the expected time, up to a bound
-    stalls: tuple[float, ...]  # seconds beyond it: something else had the processor, whatever the step's length
+    ratios: tuple[float, ...]  # actual to expected time, up to a bound
+    stalls: tuple[float, ...]  # seconds beyond the bound: another process had the processor, whatever the step's length
 
     @classmethod
     def of(cls, actual: Floats, expected: Floats) -> Self:
-        """Of steps that took, and were expected to take, so many seconds."""
+        """Make it from the actual and the expected seconds of steps."""
         bound = np.minimum(actual, _STALLED * expected)
         return cls(tuple((bound / expected).tolist()), tuple((actual - bound).tolist()))
 
     def seconds(self, expected: float, luck: float) -> float:
-        """What a step takes that is expected to take so long."""
+        """Return the seconds of a step with this expected time."""
         place = int(luck * len(self.ratios))
         return expected * self.ratios[place] + self.stalls[place]
 
 
 class FittedDevice(msgspec.Struct, frozen=True):
-    """A worker that was measured."""
+    """A device model fitted to a measured worker."""
 
     overlaps_copies: ClassVar[bool] = False
     stages: ClassVar[tuple[float, ...]] = (1.0,)
@@ -73,7 +73,7 @@ class FittedDevice(msgspec.Struct, frozen=True):
     error: float  # typical relative error of a recorded step
 
     def lucks(self, seed: int) -> Iterator[float]:
-        """Consecutive moments of the recorded run, from a random one on."""
+        """Yield consecutive moments of the recorded run, from a random one on."""
         stride = 1 / max(len(self.decode_spread.ratios), len(self.chunk_spread.ratios))
         luck = random.Random(seed).random()
         while True:
@@ -81,7 +81,7 @@ class FittedDevice(msgspec.Struct, frozen=True):
             luck = (luck + stride) % 1.0
 
     def expected(self, shape: StepShape) -> float:
-        """Seconds of such a step, on average."""
+        """Return the mean seconds of a step of this shape."""
         one, row, context, chunk, token, pair = self.weights
         decodes, chunks = shape
         seconds = one + row * len(decodes) + context * sum(decodes)
@@ -98,7 +98,7 @@ class FittedDevice(msgspec.Struct, frozen=True):
 
 
 def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
-    """Fit to a run's steps, of which the first few may be slow.
+    """Fit a device to a run's steps; the first few are left out, because they may be slow.
 
     Raises:
         ConfigError: there are too few.
@@ -123,33 +123,33 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
 
 
 class EncodeCosts(NamedTuple):
-    """Seconds of a vision tower for an image: a constant, and more for each embedding, and for each pair of them."""
+    """Seconds of a vision tower per image: a constant, plus a part per embedding, plus a part per pair of them."""
 
     one: float
     embedding: float
     pair: float
 
     def seconds(self, num_embeddings: int) -> float:
-        """Of an image."""
+        """Return the seconds for an image."""
         return self.one + num_embeddings * (self.embedding + self.pair * num_embeddings)
 
 
 def fit_encoding(encoded: Sequence[tuple[int, float]]) -> EncodeCosts:
-    """Fit to images: of each its embeddings, and the seconds that they took."""
-    # Embeddings come first: if all images have equally many, they cost all of it.
+    """Fit the costs to images, given as (number of embeddings, seconds)."""
+    # The embeddings' column is first: if all images have equally many, it gets the whole cost.
     parts = np.array([(count, 1.0, count * count) for count, _ in encoded])
     embedding, one, pair = _robust_weights(parts, np.array([seconds for _, seconds in encoded])).tolist()
     return EncodeCosts(one, embedding, pair)
 
 
 def fit_timing(steps: Sequence[MeasuredStep]) -> Timing:
-    """What the scheduler's clock shows of the times around steps; it sees no clients, so their part stays 0."""
+    """Derive the times around steps from the scheduler's clock. It does not see clients, so their delays stay 0."""
     asleep, awake = list[float](), list[float]()
     for earlier, step in pairwise(steps):
         way = max(0.0, step.received - step.sent - step.forward)
         (asleep if step.sent > earlier.received else awake).append(way)
     woken = float(np.median(asleep)) if asleep else 0.0
-    # A plan that was sent before the last result came may have waited for the worker: the shortest ways did so least.
+    # A plan sent before the last result came may have waited for the worker: the shortest ways waited least.
     transport = min(woken, float(np.quantile(awake, _SHORTEST))) if awake else woken
     scheduler = [step.scheduler for step in steps]
     return Timing(
@@ -181,7 +181,7 @@ def _robust_weights(parts: Floats, actual: Floats) -> Floats:
 
 
 def _nonnegative(parts: Floats, actual: Floats, trust: Floats, weights: Floats) -> Floats:
-    """Weighted least squares with weights of at least zero: coordinate descent on columns of equal size."""
+    """Solve weighted least squares for non-negative weights, by coordinate descent on columns of equal size."""
     size = np.sqrt(np.maximum((parts**2 * trust[:, None]).sum(axis=0), 1e-300))
     scaled = parts / size
     products = scaled.T @ (scaled * trust[:, None])

@@ -1,4 +1,4 @@
-"""What became of the requests of a run, and of the scheduler's pages and rows meanwhile."""
+"""The outcomes of a run's requests, and the scheduler's pages and rows over time."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,30 +18,30 @@ class Outcome:
         self.sent = sent
         self.first_token: float | None = None
         self.ended = 0.0
-        self.num_ends = 0  # one, after the run
+        self.num_ends = 0  # 1 after the run
         self.num_tokens = 0  # of its answer
         self.num_cached = 0  # tokens of its prompt that were not computed
-        self.error = ""  # why it was refused, or ended otherwise than by its length
+        self.error = ""  # why it was refused, or ended before its length
 
     def end(self, at: float, num_tokens: int, error: str) -> None:
-        """Its last token, or the error, has come."""
+        """The client has got the last token, or the error."""
         self.ended, self.num_tokens, self.error = at, num_tokens, error
         self.num_ends += 1
 
     @property
     def ttft(self) -> float:
-        """Seconds until its first token; of an answer that there is."""
+        """Seconds until the first token; only for an answer that has one."""
         assert self.first_token is not None
         return self.first_token - self.sent
 
     @property
     def e2e(self) -> float:
-        """Seconds until its last token."""
+        """Seconds until the last token."""
         return self.ended - self.sent
 
     @property
     def tpot(self) -> float:
-        """Seconds between its tokens, on average; 0 if there is one."""
+        """Mean seconds between tokens; 0 if there is only one."""
         assert self.first_token is not None
         return (self.ended - self.first_token) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
@@ -57,10 +57,10 @@ class Sample(NamedTuple):
 
 
 class Gauge:
-    """Looks at a scheduler now and then: as often as is needed for some hundred samples, however long the run is."""
+    """Samples a scheduler's state at intervals that give some hundred samples, however long the run is."""
 
     def __init__(self, scheduler: Scheduler, weights: Mapping[str, float]) -> None:
-        """`weights`: of each key."""
+        """`weights`: the weight of each key."""
         self._scheduler = scheduler
         self._weights = weights
         self._interval = 1e-3
@@ -71,7 +71,7 @@ class Gauge:
         self._fair: dict[str, float] = {}  # its share, by weight, of all rows x seconds in that time
 
     def note(self, now: float) -> None:
-        """Something has happened."""
+        """Take a sample if one is due; call this after each event."""
         if len(self._weights) > 1 and self._scheduler.waiting.num_seqs:
             self._share_out(now - self._looked_at)
         self._looked_at = now
@@ -87,7 +87,7 @@ class Gauge:
             self._next_at = now + self._interval
 
     def shares(self) -> dict[str, float]:
-        """Of each key that ever had to wait: what it had of its share of the rows, at most 1."""
+        """Return, for each key that ever had to wait, the part of its fair share of rows that it got, at most 1."""
         return {key: min(1.0, self._held[key] / fair) for key, fair in self._fair.items() if fair > 0}
 
     def _share_out(self, seconds: float) -> None:
@@ -101,7 +101,7 @@ class Gauge:
 
 
 class Run(NamedTuple):
-    """A simulation that has ended."""
+    """The results of a finished simulation."""
 
     outcomes: list[Outcome]
     totals: Totals

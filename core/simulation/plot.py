@@ -1,4 +1,4 @@
-"""A comparison as a picture: who waits how long, and how full the pool was. Needs matplotlib, the extra `bench`."""
+"""Plots a comparison: how long requests wait, and how full the pool is. Needs matplotlib (the extra `bench`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from penstock.core.simulation.study import Result
 
 _COLOURS = ("#0b6e99", "#d9822b", "#7b4fa3", "#4d8c3a", "#b5383c", "#666666", "#c2a020", "#2aa198")
 
-_NUM_POINTS = 200  # of a curve
+_NUM_POINTS = 200  # points of a curve
 
 
 def check_plot(path: Path) -> None:
-    """Find out before a long simulation whether its plot can be drawn.
+    """Check before a long simulation that its plot can be drawn.
 
     Raises:
         ConfigError: it cannot.
@@ -27,7 +27,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(results: Sequence[Result], path: Path, title: str) -> None:
-    """Write the file. The same results give the same bytes.
+    """Write the picture. The same results give the same bytes.
 
     Raises:
         OSError: it cannot be written.

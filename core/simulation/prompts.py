@@ -1,13 +1,13 @@
-"""Token ids of simulated prompts: equal where the load says so, and nowhere else."""
+"""Token ids of simulated prompts: they share prefixes exactly where the load says so."""
 
 import numpy as np
 
 from penstock.core.simulation.arrivals import PAGE_NAME_BYTES, Arrival
 
 _POOL = 1 << 20
-"""Ids that prompts are cut out of. Two cuts at different places differ in their first page, so they share nothing."""
+"""Size of the pool that prompts are cut out of. Cuts at different places differ from the first page on."""
 
-_STRIDE = 7919  # odd, so that as many prompts as the pool has ids begin at different places
+_STRIDE = 7919  # odd, so that as many prompts as there are ids in the pool begin at different places
 
 
 class Prompts:

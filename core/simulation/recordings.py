@@ -1,4 +1,4 @@
-"""What a recording (`--record`) says of steps and of requests: all that a simulation needs of them."""
+"""Extracts from a recording (`--record`) what a simulation needs: steps, requests and delays."""
 
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from penstock.core.simulation.worker import shape_of
 
 
 def read_run(path: Path) -> Run:
-    """The longest run of a recording.
+    """Read the longest run of a recording.
 
     Raises:
         ConfigError: it cannot be read.
@@ -22,9 +22,9 @@ def read_run(path: Path) -> Run:
 
 
 def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
-    """Its requests that were answered to their end, each sequence on its own; and seconds to the first token of each.
+    """Return the completed sequences of a run as separate requests, and the seconds to the first token of each.
 
-    The first one comes at 0. Seconds count from a request's arrival at the scheduler.
+    The first request comes at 0. Seconds count from a request's arrival at the scheduler.
     """
     found = []
     for recorded in run.requests.values():
@@ -37,9 +37,9 @@ def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
 
 
 def steps_of(run: Run) -> list[MeasuredStep]:
-    """Its steps with results and without guesses. The scheduler's own time is not recorded."""
+    """Return the run's steps that have results and no guesses. The scheduler's own time is not recorded."""
     results = {event.step: event for event in run.events if isinstance(event, lines.Result)}
-    # A tower beside steps has a third of the time.
+    # Beside steps, a tower gets a third of the time.
     encoding = [(each.at - 3 * each.us / 1e6, each.at) for each in run.events if isinstance(each, lines.Encoded)]
     steps = []
     for planned, plan in run.plans():
@@ -53,11 +53,11 @@ def steps_of(run: Run) -> list[MeasuredStep]:
 
 
 def admission_of(run: Run) -> float:
-    """Seconds from a request's arrival at a scheduler without work until its plan was sent; 0: never seen."""
+    """Return the seconds from a request's arrival at an idle scheduler until its plan was sent; 0: never seen."""
     found, arrived, num_begun = list[float](), 0.0, 0
     for event in run.events:
         match event:
-            case lines.Worker():  # what another one had begun, it never heard of
+            case lines.Worker():  # it does not know the steps that the previous worker had begun
                 arrived, num_begun = 0.0, 0
             case lines.Arrival() if not num_begun and not event.refused:
                 arrived = arrived or event.at
@@ -71,7 +71,7 @@ def admission_of(run: Run) -> float:
 
 
 def encoded_of(run: Run) -> list[tuple[int, float]]:
-    """Of its images that were encoded: how many embeddings each has, and the seconds that these took."""
+    """Return (number of embeddings, seconds) of each image that was encoded."""
     found = [each for each in run.events if isinstance(each, lines.Encoded) and not each.failed]
     return [(each.num_embeddings, each.us / 1e6) for each in found if each.num_embeddings]
 

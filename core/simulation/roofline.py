@@ -1,4 +1,4 @@
-"""A device by the planner's rooflines: for each step the time that `core/planning/plan.py` gives, from running sums."""
+"""A device model from the planner's rooflines: step times as in `core/planning/plan.py`, from running sums."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -11,18 +11,18 @@ from penstock.core.simulation.device import StepShape
 
 
 class RooflineDevice:
-    """The devices of a plan. Steps of equal shape take equally long."""
+    """The devices of a plan as one. Steps of equal shape take equally long."""
 
     overlaps_copies = True
 
     def __init__(self, plan: Plan, efficiency: float = 1.0) -> None:
-        """`efficiency`: the part of the bounds that steps reach."""
+        """`efficiency`: the part of the roofline's speed that steps reach."""
         self._plan = plan
         self._efficiency = efficiency
         self.stages = plan.stage_shares
         costs, decoder = plan.costs, plan.costs.decoder
-        self._head = 2.0 * decoder.vocab_size * decoder.hidden_size  # operations for each sequence
-        self._dense = 2.0 * costs.num_active - self._head  # for each token
+        self._head = 2.0 * decoder.vocab_size * decoder.hidden_size  # operations per sequence
+        self._dense = 2.0 * costs.num_active - self._head  # operations per token
         self._weight_bytes = cache(costs.weight_bytes_read)
         groups: dict[int | None, tuple[float, float]] = {}
         for _, mixer in decoder.attentions:
@@ -32,7 +32,7 @@ class RooflineDevice:
             read, computed = groups.get(window, (0.0, 0.0))
             read += costs.kv_bytes_of(kv)
             groups[window] = read, computed + 2.0 * mixer.num_heads * each
-        self._layers = [(window, *figures) for window, figures in groups.items()]  # alike as attention goes
+        self._layers = [(window, *figures) for window, figures in groups.items()]  # grouped by equal attention
 
     def lucks(self, seed: int) -> Iterator[float]:
         return repeat(0.0)

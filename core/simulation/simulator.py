@@ -5,7 +5,7 @@
     worker ◀── plan ── schedule() ◀── after each batch of messages
     worker ── result ▶ process() ──▶ schedule(), then tokens to the clients
 
-The scheduler handles one message after another: what comes while it is busy waits for it, as in its process.
+The scheduler handles one message at a time: what arrives while it is busy waits, as in the real process.
 """
 
 from collections import deque
@@ -33,21 +33,21 @@ from penstock.ipc.messages import (
 
 _OWNER = b"clients"
 _WATCH_INTERVAL = 1.0
-"""Seconds between the engine's looks at requests that have waited for too long."""
+"""Seconds between the engine's checks for requests that have waited too long."""
 
 
 _WAKE_DELAY = 1e-3
-"""So much later than the scheduler asked for is the engine's timer."""
+"""The engine's timer fires this much later than the scheduler asked for."""
 
 
 class StuckError(RuntimeError):
-    """Requests are left, but nothing will ever happen: a policy or a batching kind holds them for ever."""
+    """Requests are left, but no event will ever come: a policy or a batching kind holds them forever."""
 
 
 def messages(
     arrivals: Sequence[Arrival], prompts: Iterable[bytes], timing: Timing, targets: Targets = NO_TARGETS
 ) -> list[AddRequest]:
-    """What the clients of a load ask for, as the scheduler gets it. Can be used for any number of simulations."""
+    """Return a load's requests as the scheduler gets them. They can be reused in any number of simulations."""
     found = []
     for number, (arrival, prompt) in enumerate(zip(arrivals, prompts, strict=True)):
         max_tokens = max(arrival.max_tokens, arrival.output_len)
@@ -90,14 +90,13 @@ class Simulator:
         trace: StepTrace | None = None,
         encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        """`requests`: of each arrival, in their order (`messages`). `encode_seconds`: of an image of so many
-        embeddings, if the worker takes images."""
+        """`requests`: the arrivals' messages, in order. `encode_seconds`: of an image, by its number of embeddings."""
         self.scheduler = Scheduler.for_worker(options, hello)
         self._options = options
         self._timing = timing
         self._arrivals = arrivals
         self._requests = requests
-        self._due = sorted(  # by the time at which the scheduler gets them
+        self._due = sorted(  # by arrival at the scheduler
             (each.time + timing.request + timing.request_per_token * each.input_len, number)
             for number, each in enumerate(arrivals)
         )
@@ -108,16 +107,16 @@ class Simulator:
         self._worker = ModelledWorker(device, hello, timing, seed, output_lens, encode_seconds)
         self._trace = trace
         self.now = 0.0  # seconds of the run
-        self._free_at = 0.0  # when the scheduler has handled what it is handling
+        self._free_at = 0.0  # when the scheduler is done with its current message
         self._stats_at = self._watch_at = 0.0
         self.outcomes = [Outcome(each.time) for each in arrivals]
         self._gauge = Gauge(self.scheduler, {each.key: each.weight for each in arrivals})
 
     def run(self) -> Run:
-        """Let all requests come and end.
+        """Simulate until all requests have ended.
 
         Raises:
-            StuckError: they never would.
+            StuckError: some never would.
         """
         while self.step():
             pass
@@ -126,7 +125,7 @@ class Simulator:
         return Run(self.outcomes, self.scheduler.totals, self._gauge.samples, self._gauge.shares(), self._worker.busy)
 
     def step(self) -> bool:
-        """Let the next thing happen; False if nothing will."""
+        """Process the next event; False if there will be none."""
         due, results = self._due, self._results
         arrival_at = due[self._num_arrived][0] if self._num_arrived < len(due) else inf
         result_at = results[0][0] if results else inf

@@ -1,4 +1,4 @@
-"""What a recorded step trace (`--step-trace`) says of steps and of requests."""
+"""Extracts steps and requests from a recorded step trace (`--step-trace`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from penstock.core.simulation.device import StepShape
 from penstock.core.simulation.fit import MeasuredStep
 
 Name = tuple[str, int]
-"""Of a sequence: the id of its request, and its index."""
+"""A sequence's name: its request's id, and its index."""
 
 
 class _Admission(msgspec.Struct):
@@ -43,7 +43,7 @@ class _Line(msgspec.Struct):
     cached_pages: int
     used_pages: int
     waiting: list[tuple[str, int, str]]
-    num_returned: list[int] = []  # by each row that samples; empty: one
+    num_returned: list[int] = []  # for each row that samples; empty: one each
     num_guessed: int = 0
 
 
@@ -52,11 +52,11 @@ class Trace(NamedTuple):
 
     steps: list[MeasuredStep]
     num_pages: int
-    arrivals: list[Arrival]  # as far as steps show them: the time is that of the first step that knew of the request
+    arrivals: list[Arrival]  # as seen in steps: each has the time of the first step that mentions it
 
 
 class _Seen:
-    """A sequence, followed through the steps."""
+    """A sequence as followed through the steps."""
 
     __slots__ = ("at", "input_len", "most", "num_reused", "position")
 
@@ -79,7 +79,7 @@ class _Seen:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace; where it was cut off in the middle of a line, up to there.
+    """Read a trace; if it was cut off in the middle of a line, up to that line.
 
     Raises:
         ConfigError: it cannot be read, has another form, or shows no steps.
@@ -109,7 +109,7 @@ def read_trace(path: Path) -> Trace:
             seen.most = max(seen.most, seen.position)
         num_pages = line.free_pages + line.cached_pages + line.used_pages
         if line.num_guessed:
-            continue  # no model of a device knows what guesses take
+            continue  # device models do not cover guesses
         steps.append(
             MeasuredStep(
                 StepShape(decodes, chunks),

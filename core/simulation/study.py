@@ -1,4 +1,4 @@
-"""A study: one load on one machine, under any number of configurations."""
+"""A study: simulates one load on one machine under any number of configurations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
@@ -27,22 +27,22 @@ from penstock.ipc.messages import PROTOCOL_VERSION, AddRequest, WorkerHello
 _TYPICAL = Timing(
     request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, admission=250e-6, scheduler=100e-6, transport=300e-6
 )
-"""Of a server on one machine, where nothing was measured."""
+"""Delays of a server on one machine, if nothing was measured."""
 
 _GIB = 1 << 30
 
 
 class Tower(NamedTuple):
-    """What makes embeddings of images."""
+    """The vision tower, which makes embeddings of images."""
 
     costs: EncodeCosts
-    embedding_bytes: int  # of one
-    max_embedding_bytes: int  # of all that are kept
+    embedding_bytes: int  # bytes of one embedding
+    max_embedding_bytes: int  # most bytes of all kept embeddings
     images_are_whole: bool
 
 
 class Machine(NamedTuple):
-    """What computes, and how far away its clients are."""
+    """The device model, its memory, and the delays to its clients."""
 
     name: str
     device: Device
@@ -52,11 +52,11 @@ class Machine(NamedTuple):
     vocab_size: int
     kv_bytes_per_token: float = 0.0  # 0: unknown
     copy_speed: float = 10e9  # bytes per second between device and host
-    state_bytes: int = 0  # of a sequence, where layers keep states; they take memory from the pool
-    tower: Tower | None = None  # None: it takes texts only
+    state_bytes: int = 0  # per sequence, if layers keep states; they take memory from the pool
+    tower: Tower | None = None  # None: the model takes only text
 
     def hello(self, config: Config) -> WorkerHello:
-        """What its worker says when it is started with these options."""
+        """Return the hello of a worker that is started with these options."""
         options = config.scheduler
         max_model_len = min(config.model.max_model_len or self.max_model_len, self.max_model_len)
         num_pages = config.worker.num_pages or self._num_pages(config, max_model_len)
@@ -105,17 +105,17 @@ class Machine(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a file of a real run holds."""
+    """The contents of a real run's file."""
 
     machine: Machine
     steps: list[MeasuredStep]
     arrivals: list[Arrival]
-    ttft: list[float]  # of each arrival, seconds at the scheduler; empty: not recorded
+    ttft: list[float]  # seconds of each arrival, at the scheduler; empty: not recorded
     page_size: int
 
 
 def planned_machine(plan: Plan, efficiency: float) -> Machine:
-    """A machine by its plan; its steps take as long as the rooflines say, divided by the efficiency.
+    """Make a machine from a plan; a step takes its roofline's time divided by the efficiency.
 
     Raises:
         ConfigError: the model does not fit.
@@ -136,7 +136,7 @@ def planned_machine(plan: Plan, efficiency: float) -> Machine:
 
 
 def _num_slots(plan: Plan) -> int:
-    """Tokens whose keys and values fit if no state is kept."""
+    """Return how many tokens' keys and values fit if no states are kept."""
     costs = plan.costs
     if not costs.state_bytes:
         return plan.max_batch(1)
@@ -144,14 +144,14 @@ def _num_slots(plan: Plan) -> int:
 
 
 def measured(path: Path) -> Measured:
-    """A machine by what it recorded: a recording (`--record`) or a step trace (`--step-trace`).
+    """Make a machine from a recording (`--record`) or a step trace (`--step-trace`).
 
     Raises:
         ConfigError: the file is neither, or shows too few steps.
     """
     if not _is_recording(path):
         trace = read_trace(path)
-        page_size = Config().scheduler.page_size  # a trace does not say; sizes are in tokens from here on
+        page_size = Config().scheduler.page_size  # a trace does not have it; sizes are in tokens from here on
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
         state_bytes, tower = 0, None
         steps, arrivals, ttft, admission = trace.steps, trace.arrivals, list[float](), 0.0
@@ -198,22 +198,22 @@ def _is_recording(path: Path) -> bool:
 
 
 class Load(NamedTuple):
-    """What comes, and what counts as good."""
+    """The requests that arrive, and the targets that count as good."""
 
     arrivals: Sequence[Arrival]
     targets: Targets = Targets()
-    page_size: int = 16  # of the arrivals' `pages`
+    page_size: int = 16  # tokens of a page in the arrivals' `pages`
     seed: int = 0
 
     def requests(self, machine: Machine) -> list[AddRequest]:
-        """What the clients send."""
+        """Return the messages that clients send."""
         longest = max((each.input_len for each in self.arrivals), default=1)
         prompts = Prompts(machine.vocab_size, self.page_size, longest, self.seed)
         return messages(self.arrivals, map(prompts.make, self.arrivals), machine.timing, self.targets)
 
 
 class Result(NamedTuple):
-    """What became of the load under one configuration."""
+    """The outcome of the load under one configuration."""
 
     name: str
     figures: dict[str, Any]
@@ -230,7 +230,7 @@ def compare(
 
     Raises:
         ConfigError: one of them cannot work.
-        StuckError: one of them leaves requests for ever.
+        StuckError: one of them holds requests forever.
     """
     traces = [config.scheduler.step_trace for config in configs.values() if config.scheduler.step_trace]
     if len(set(traces)) < len(traces):
@@ -262,14 +262,14 @@ def compare(
 
 
 def with_clients(machine: Machine, at_clients: Sequence[float], at_scheduler: Sequence[float]) -> Machine:
-    """The machine with the way between clients and scheduler that was measured.
+    """Return the machine with the measured delays between clients and scheduler.
 
     Args:
-        machine: whose steps are known.
+        machine: has known step times.
         at_clients: seconds to the first token of each request, as its client saw it.
-        at_scheduler: the same requests' in the same order, from their arrival there to the token's sending.
+        at_scheduler: the same for the scheduler, in the same order: from a request's arrival to the token's sending.
     """
     ways = sorted(client - scheduler for client, scheduler in zip(at_clients, at_scheduler, strict=True))
-    rare = len(ways) // 20  # of the shortest and of the longest, which may have stood still
+    rare = len(ways) // 20  # of the shortest and of the longest, which may be stalls
     way = max(0.0, fmean(ways[rare : len(ways) - rare])) if ways else 0.0
     return machine._replace(timing=replace(machine.timing, request=way / 2, request_per_token=0.0, reply=way / 2))

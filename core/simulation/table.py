@@ -29,7 +29,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def table(results: Sequence[Result]) -> Table:
-    """A column for each configuration."""
+    """Make a table with a column for each configuration."""
     made = Table(box=None)
     made.add_column("", no_wrap=True)
     for result in results:

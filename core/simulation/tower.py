@@ -1,4 +1,4 @@
-"""A model of a worker's vision tower: it encodes between steps, in turns (`gpu_worker/images/turns.py`)."""
+"""A model of a worker's vision tower, which encodes in turns between steps (`gpu_worker/images/turns.py`)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 TURN_SECONDS = 0.002
 STEPS_SHARE = 2.0
-"""The worker's own: of a turn, and how many times as long the tower stays away after one, if there are steps."""
+"""The worker's values: the length of a turn, and the pause after one as a multiple of it, if there are steps."""
 
 
 class _Encoding:
-    """An image on its way."""
+    """An image that is being encoded, or waits."""
 
     __slots__ = ("arrived", "embedding_id", "left", "seconds")
 
@@ -23,20 +23,20 @@ class _Encoding:
 
 
 class ModelledTower:
-    """Encodes one image after the other, whenever the device is free and it is its turn."""
+    """Encodes one image after the other, when the device is free and it is the tower's turn."""
 
     def __init__(self, seconds_of: Callable[[int], float]) -> None:
-        """`seconds_of`: of the device, for an image of so many embeddings."""
+        """`seconds_of`: from an image's number of embeddings to the device's seconds."""
         self._seconds_of = seconds_of
         self._waiting: deque[_Encoding] = deque()
         self._done: deque[tuple[float, ImageEncoded]] = deque()
-        self._free = 0.0  # when the device has done what it is known to do
+        self._free = 0.0  # when the device is free, as far as is known
         self._not_before = 0.0
         self._is_shared = False  # whether there has been a step since the last turn
         self.busy = 0.0  # seconds
 
     def order(self, messages: Iterable[EncodeImage | DropEmbedding], arrived: float) -> None:
-        """What the scheduler asks for."""
+        """Take orders of the scheduler, which arrived at `arrived`."""
         for message in messages:
             if isinstance(message, EncodeImage):
                 self._waiting.append(_Encoding(message, arrived, self._seconds_of(message.num_embeddings)))
@@ -45,7 +45,7 @@ class ModelledTower:
                 self._waiting = deque(kept)
 
     def free_at(self, at: float) -> float:
-        """A step could begin at this time: let the tower have the turns that are due before. When it can begin."""
+        """Give the tower its turns that are due before `at`; return when a step that is ready at `at` can begin."""
         while self._waiting:
             its = self._waiting[0]
             begins = self._next_turn(its)
@@ -63,13 +63,13 @@ class ModelledTower:
         return max(at, self._free)
 
     def stepped(self, ended: float) -> None:
-        """A step has the device until then."""
+        """A step has the device until `ended`."""
         self._free = max(self._free, ended)
         self._is_shared = True
 
     @property
     def ready_at(self) -> float:
-        """When the next image is encoded, if no step comes before."""
+        """When the next image will be encoded, if no step comes first."""
         if self._done:
             return self._done[0][0]
         if not self._waiting:
@@ -79,7 +79,7 @@ class ModelledTower:
         return self._next_turn(its) + its.left + stays_away
 
     def take_encoded(self, now: float) -> list[ImageEncoded]:
-        """Those that are encoded by now."""
+        """Return the images encoded by now."""
         self.free_at(now)
         found = []
         while self._done and self._done[0][0] <= now:

@@ -1,4 +1,4 @@
-"""Workers that compute nothing: they know when a step would end, and which sequences would end with it."""
+"""A worker that computes nothing: it predicts when a step would end, and which sequences would end with it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -11,16 +11,16 @@ from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, Step
 from penstock.ipc.messages.worker import ON_DEVICE
 
 TOKEN, STOP = 1, 2
-"""Ids of the tokens that it returns."""
+"""Ids of the tokens that the worker returns."""
 
-_ROUNDING = 1e-9  # of sums of seconds
-_TOKENS = TOKEN.to_bytes(4, "little") * 4096  # for as many rows as there may be
+_ROUNDING = 1e-9  # tolerance for sums of seconds
+_TOKENS = TOKEN.to_bytes(4, "little") * 4096  # for as many rows as there can be
 
 
 class ModelledWorker:
-    """Executes plans in order. Like a real one it knows of a sequence only what plans say.
+    """Executes plans in order. Like a real worker, it knows only what plans say about a sequence.
 
-    A sequence's seed is its request's number, under which `output_lens` has how many tokens come.
+    A sequence's seed is its request's number, which is the index of its output length in `output_lens`.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ModelledWorker:
         output_lens: Sequence[int] | None,
         encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        """`output_lens`: None if every sequence ends by its max_tokens."""
+        """`output_lens`: None if every sequence ends at its max_tokens."""
         self._tower = None if encode_seconds is None else ModelledTower(encode_seconds)
         self._device = device
         self._one_way = timing.transport / 2
@@ -40,34 +40,34 @@ class ModelledWorker:
         self._lucks = device.lucks(seed)
         self._output_lens = output_lens
         self._num_left = np.zeros(hello.max_num_seqs, dtype=np.int64)  # tokens until a row's last one
-        self._copy_seconds = hello.page_bytes / hello.host_copy_speed if hello.host_copy_speed else 0.0  # of a page
-        self._told = -1.0  # when the scheduler has the last result
-        self._ended = [-1.0] * len(device.stages)  # the last step in each stage; negative: there was none
+        self._copy_seconds = hello.page_bytes / hello.host_copy_speed if hello.host_copy_speed else 0.0  # per page
+        self._told = -1.0  # when the scheduler gets the last result
+        self._ended = [-1.0] * len(device.stages)  # end of the last step in each stage; negative: none yet
         self._drawn = np.full(hello.max_num_seqs, -1.0)  # when the first stage knows a row's last token
         self._copied = 0.0  # when the last copy between device and host ended
         self._stepped = 0.0  # seconds in steps, of all stages together
 
     @property
     def busy(self) -> float:
-        """Seconds in steps, of all stages together, and with images."""
+        """Seconds spent in steps, over all stages, and on images."""
         return self._stepped + (0.0 if self._tower is None else self._tower.busy)
 
     @property
     def encoded_at(self) -> float:
-        """When the scheduler hears of the next image, if no step comes before."""
+        """When the scheduler will hear of the next image, if no step comes first."""
         return inf if self._tower is None else self._tower.ready_at + self._one_way
 
     def take_images(self, messages: Iterable[EncodeImage | DropEmbedding], sent: float) -> None:
-        """What the scheduler sent at `sent` of images."""
+        """Take the messages about images that the scheduler sent at `sent`."""
         if self._tower is not None:
             self._tower.order(messages, sent + self._one_way)
 
     def take_encoded(self, now: float) -> list[ImageEncoded]:
-        """What the scheduler hears by now of images."""
+        """Return the messages about images that the scheduler has got by now."""
         return [] if self._tower is None else self._tower.take_encoded(now - self._one_way + _ROUNDING)
 
     def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
-        """Compute a plan that the scheduler sent at `sent`; return when it has the result, and the result."""
+        """Compute a plan sent at `sent`; return when the scheduler has the result, and the result."""
         device, luck = self._device, next(self._lucks)
         arrived = sent + self._one_way + (self._wake if sent > self._told + self._naps_after else 0.0)
         rows = np.frombuffer(plan.rows, dtype=np.int32)
@@ -104,7 +104,7 @@ class ModelledWorker:
         return self._told, result
 
     def _begin(self, stage: int, at: float, luck: float) -> float:
-        """When a stage begins with what it has from `at` on."""
+        """Return when a stage begins a step whose input is there from `at` on."""
         ended = self._ended[stage]
         return at if ended < 0 else max(at, ended + self._device.gap(luck))
 
@@ -120,7 +120,7 @@ class ModelledWorker:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """What a plan asks for. A chunk of one position costs what a decode does."""
+    """Return the shape of a plan. A chunk of one position costs as much as a decode."""
     starts, counts = memoryview(plan.start).cast("i").tolist(), memoryview(plan.num_new).cast("i").tolist()
     if sum(counts) == len(counts):
         return StepShape(starts, [])
