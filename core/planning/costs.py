@@ -1,4 +1,4 @@
-"""What a described decoder reads and computes in a step, in exact counts."""
+"""Exact counts of what a described decoder reads and computes in a step."""
 
 import math
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.planning.quantized_bytes import quantized_bytes
 
 Chunk = tuple[int, int]
-"""Of one sequence in a step: the first position that is computed, and how many are."""
+"""A sequence's part of a step: its first computed position, and how many positions are computed."""
 Chunks = Mapping[Chunk, int]
-"""A step: its different chunks, and how many sequences have each."""
+"""A step: its distinct chunks, and how many sequences have each."""
 BYTES = {"fp32": 4.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of a number; of weights, formats of 4 bits also have scales, which are left out."""
+"""Bytes per number. Weights in 4 bits also have scales, which are left out."""
 _KV_GROUP, _KV_GROUP_BYTES, _KV_SCALE_BYTES = 32, 20, 2
 
 
 class Costs(NamedTuple):
-    """A decoder with weights and keys and values in these formats.
+    """A decoder, with the formats of its weights and of its keys and values.
 
-    Of one that is quantized, `weights` is the format that products are computed in; its bytes follow from its own.
+    For a quantized decoder, `weights` is the format in which products are computed; its bytes follow from its own.
     """
 
     decoder: Decoder
@@ -31,43 +31,43 @@ class Costs(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Of the checkpoint, a tied output matrix once."""
+        """Parameters of the checkpoint; a tied output matrix counts once."""
         return _num_parameters(self.decoder)
 
     @property
     def num_active(self) -> int:
-        """Weights of matrices that one token is multiplied with, the head's among them."""
+        """Weights of the matrices that one token is multiplied with, including the head."""
         return self.decoder.num_step_weights
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         if self.decoder.quantization is not None:
             return quantized_bytes(self.decoder).total
         return self.num_parameters * BYTES[self.weights]
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a token that all layers keep."""
+        """KV bytes of a token while all layers keep it."""
         return self.kv_bytes(1)
 
     def kv_bytes(self, context: int) -> float:
-        """Of a sequence; layers with windows keep no more than these."""
+        """KV bytes of a sequence; layers with a window keep no more than the window."""
         return sum(self.kv_bytes_of(shape) * min(context, shape.window or context) for shape in self.decoder.kv)
 
     @property
     def state_bytes(self) -> int:
-        """Of a sequence of any length: what layers with a state keep of it."""
+        """Bytes of a sequence's states, whatever its length."""
         return self.decoder.state_bytes
 
     def kv_bytes_of(self, shape: KVShape) -> float:
-        """Of a position in a layer, with its scales as the worker keeps them."""
+        """KV bytes of a position in a layer, with its scales as the worker keeps them."""
         return shape.num_heads * sum(kv_head_bytes(self.kv, dim) for dim in (shape.key_dim, shape.value_dim) if dim)
 
     def weight_bytes_read(self, num_tokens: int) -> float:
-        """By a step of so many tokens: each matrix once, of the experts those that some token goes to.
+        """Bytes of weights read by a step: each matrix once, and only the experts that some token goes to.
 
-        Tokens are taken to choose experts evenly and independently.
+        Tokens are assumed to choose experts evenly and independently.
         """
         per_hidden = float(self.decoder.vocab_size)
         for layer in self.decoder.layers:
@@ -81,10 +81,10 @@ class Costs(NamedTuple):
         return per_hidden * self.decoder.hidden_size * each
 
     def operations(self, chunks: Chunks) -> float:
-        """Of a step."""
+        """Operations of a step."""
         decoder = self.decoder
         head = decoder.vocab_size * decoder.hidden_size
-        total = 2.0 * sum(chunks.values()) * head  # one position of each samples
+        total = 2.0 * sum(chunks.values()) * head  # one position per sequence samples
         for (first, count), times in chunks.items():
             total += 2.0 * times * count * (self.num_active - head)
             for _, mixer in decoder.attentions:
@@ -97,7 +97,7 @@ class Costs(NamedTuple):
 
 
 def kv_head_bytes(kv: str, head_dim: int) -> float:
-    """Of a head's key, or its value: a scale for all of it, or in int4 a scale and a minimum for every 32 numbers."""
+    """Bytes of a head's key or value, with one scale, or in int4 with a scale and a minimum for every 32 numbers."""
     if kv == "int4":
         return -(-head_dim // _KV_GROUP) * _KV_GROUP_BYTES
     return head_dim * BYTES[kv] + (_KV_SCALE_BYTES if BYTES[kv] == 1 else 0)
@@ -109,7 +109,7 @@ def _num_parameters(decoder: Decoder) -> int:
 
 
 def positions_seen(first: int, count: int, window: int | None) -> float:
-    """How many positions these see, each those up to its own, or the last `window` of them."""
+    """Sum of the positions that `count` positions see: each sees those up to its own, or the last `window` of them."""
     last = first + count
     if window is None or last <= window:
         return count * (first + 1 + last) / 2
@@ -118,7 +118,7 @@ def positions_seen(first: int, count: int, window: int | None) -> float:
 
 
 def widest(decoder: Decoder) -> int:
-    """Numbers of the widest activation of a token."""
+    """Size of a token's widest activation."""
     mlps = [layer.mlp for layer in decoder.layers if layer.mlp is not None]
     inner = [2 * (mlp.size if isinstance(mlp, DenseMLP) else mlp.size * mlp.router.top_k) for mlp in mlps]
     inner += [layer.recurrent.width for layer in decoder.layers if layer.recurrent is not None]

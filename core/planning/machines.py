@@ -1,4 +1,4 @@
-"""The devices that a plan can be made for."""
+"""The devices for which plans can be made."""
 
 from pathlib import Path
 
@@ -17,24 +17,24 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: float
     bandwidth: float
     link: float
-    flops: dict[str, float]  # "fp16" (bf16 is the same), and whichever of "int8" and "fp8" it has
+    flops: dict[str, float]  # by format: "fp16" (the same for bf16), and "int8" and "fp8" if it has them
     runtime: float = 2e9  # bytes of the driver, the libraries' workspaces and the captured graphs
-    most: int = 64  # of them that a plan may have
-    weights: str = "fp16"  # the format that it computes a checkpoint in 16 bits with, one of `costs.BYTES`
+    most: int = 64  # devices that a plan may have
+    weights: str = "fp16"  # the format in which it computes a 16-bit checkpoint, one of `costs.BYTES`
     kv: str = "fp16"
-    steps: StepCosts | None = None  # as measured with the engine, for these formats; None: steps are rooflines
+    steps: StepCosts | None = None  # measured with the engine, for these formats; None: steps follow the roofline
     measured_at: float = 0.0  # seconds since 1970; 0: published figures
 
     def rate(self, product: str) -> float:
-        """Operations per second; what it has no products for is computed in 16 bits."""
+        """Operations per second; formats that the device cannot multiply are computed in 16 bits."""
         return self.flops.get(product, self.flops["fp16"])
 
 
 def load_machines(more: Path | None = None) -> dict[str, Machine]:
-    """All known devices by name, with those of a file of the same form added.
+    """Return all known devices by name, with those of another file of the same form added.
 
     Raises:
-        ConfigError: the file cannot be read, or has something else in it.
+        ConfigError: the file cannot be read, or has another form.
     """
     found: dict[str, Machine] = {}
     for path in (_OURS, more):

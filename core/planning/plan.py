@@ -1,8 +1,8 @@
-"""A plan: what fits a machine, how long its steps take at best, and the smallest number of devices that serves a load.
+"""A plan: what fits a machine, how long its steps take at best, and the fewest devices that serve a load.
 
 Times follow the roofline model (Williams, Waterman and Patterson, 2009): a step takes as long as the slowest of reading
-memory, computing, and talking to the other devices. They are bounds: no implementation is faster, and all are slower.
-On a machine that was measured with the engine itself, they are what it is expected to take (`step_costs.py`).
+memory, computing, and communicating with other devices. They are lower bounds that no implementation quite reaches. On
+a machine that was measured with the engine itself, times are the expected ones (`step_costs.py`).
 """
 
 import math
@@ -20,16 +20,16 @@ from penstock.core.planning.machines import Machine
 from penstock.core.planning.rank_parts import RankPart, rank_parts
 
 Bound = Literal["memory", "compute", "link", "host"]
-"""`host`: most of the step is what each step, layer and sequence takes however small the model is."""
-_STEP_TOKENS = 8192  # whose activations have room
-_CPU_ACTIVATION = 4.0  # bytes of a number of the activations on a measured machine, which is a CPU
-_MOST = 1 << 14  # sequences at once
+"""`host`: most of the step is overhead per step, layer and sequence, which does not depend on the model's size."""
+_STEP_TOKENS = 8192  # tokens of the step whose activations must fit
+_CPU_ACTIVATION = 4.0  # bytes per activation on a measured machine, which is a CPU
+_MOST = 1 << 14  # most sequences at once
 _STAGES = (1, 2, 3, 4, 6, 8)
 _TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 class Load(NamedTuple):
-    """What is asked for; targets of None are none."""
+    """The load to serve; a target of None is not checked."""
 
     input_len: int = 1024
     output_len: int = 256
@@ -39,18 +39,18 @@ class Load(NamedTuple):
 
     @property
     def context(self) -> int:
-        """The longest that a sequence becomes."""
+        """The longest context of a sequence."""
         return self.input_len + self.output_len
 
 
 class Layout(NamedTuple):
-    """How many devices hold a copy of the model, and how many copies there are."""
+    """How many devices hold one copy of the model, and how many copies there are."""
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     ep: bool = False  # whole experts on each of the `tp` devices
-    num_redundant: int = 0  # experts
+    num_redundant: int = 0  # redundant experts
 
     @property
     def num_devices(self) -> int:
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
     @property
     def options(self) -> ParallelOptions:
-        """Of a server of one copy."""
+        """The parallel options of a server with one copy."""
         return ParallelOptions(
             tensor_parallel_size=self.tp,
             pipeline_parallel_size=self.pp,
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """The time of a step, and what it waits for."""
+    """The time of a step, and what bounds it."""
 
     seconds: float
     bound_by: Bound
@@ -84,7 +84,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> float:
-        """For keys and values; negative if it does not fit."""
+        """Bytes left for keys and values; negative if the model does not fit."""
         return self.memory - self.weight_bytes - self.activation_bytes - self.runtime_bytes
 
 
@@ -97,17 +97,17 @@ class Plan(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Whether steps take what they are expected to, rather than at least their roofline."""
+        """Whether step times are expected values from measurements, not rooflines."""
         is_usual = (self.costs.weights, self.layout) == (self.machine.weights, Layout())
         return self.machine.steps is not None and is_usual and self.costs.decoder.quantization is None
 
     @property
     def ledger(self) -> Ledger:
-        """With room for the activations of a large step."""
+        """The ledger with room for the activations of a large step."""
         return self.ledger_of(_STEP_TOKENS)
 
     def ledger_of(self, step_tokens: int) -> Ledger:
-        """With room for the activations of a step of so many tokens."""
+        """Return the ledger with room for the activations of a step of `step_tokens`."""
         num_devices = self.layout.tp * self.layout.pp
         decoder = self.costs.decoder
         numbers = step_tokens * (4 * decoder.hidden_size + widest(decoder) / self.layout.tp)
@@ -125,14 +125,14 @@ class Plan(NamedTuple):
 
     @property
     def can_be_split(self) -> bool:
-        """Whether the workers could hold the model so."""
+        """Whether workers can split the model in this layout."""
         try:
             return bool(self.rank_parts)
         except ConfigError:
             return False
 
     def max_batch(self, context: int) -> int:
-        """Sequences of this length whose keys and values, and states, fit on every rank."""
+        """Return how many sequences of this length fit on every rank, with their keys, values and states."""
         ledger = self.ledger
         room = (ledger.left + ledger.weight_bytes) / (self.layout.tp * self.layout.pp)
         kept = [(its.weight_bytes, its.costs.kv_bytes(context) + its.costs.state_bytes) for its in self.rank_parts]
@@ -140,7 +140,7 @@ class Plan(NamedTuple):
         return max(0, math.floor(min(of_each)))
 
     def max_context(self, batch: int) -> int:
-        """The longest sequence of which so many fit, within what the model's positions allow."""
+        """Return the longest sequence of which `batch` fit, within the model's positions."""
         least, most = 0, self.costs.decoder.max_model_len
         while least < most:
             middle = (least + most + 1) // 2
@@ -156,24 +156,24 @@ class Plan(NamedTuple):
         return stage_shares(self.costs.decoder, self.layout.pp)
 
     def decode_step(self, batch: int, context: int) -> StepTime:
-        """The time until each sequence has another token: on the stages of a pipeline there are as many parts of them.
+        """Return the time until each sequence has another token. A pipeline splits the sequences into a part per stage.
 
-        While one stage computes a part the others have the other parts, and all wait for the slowest of them.
+        While one stage computes a part, the others compute the other parts, and all wait for the slowest stage.
         """
         num_stages = self.layout.pp
         seconds, bound_by = self._step_of({(context - 1, 1): -(-batch // num_stages)})
         return StepTime(seconds * (num_stages * max(self.stage_shares) if batch > 1 else 1.0), bound_by)
 
     def prefill(self, num_tokens: int) -> StepTime:
-        """A whole prompt in one step."""
+        """Return the time of a whole prompt in one step."""
         return self._step_of({(0, num_tokens): 1})
 
     def tokens_per_second(self, batch: int, context: int) -> float:
-        """Of all copies."""
+        """Return the output tokens per second of all copies."""
         return batch / self.decode_step(batch, context).seconds * self.layout.dp
 
     def step_of(self, chunks: Sequence[Chunk]) -> StepTime:
-        """Of these sequences' chunks."""
+        """Return the time of a step of these chunks."""
         return self._step_of(Counter(chunks))
 
     def _step_of(self, chunks: Chunks) -> StepTime:
@@ -188,7 +188,7 @@ class Plan(NamedTuple):
         return StepTime(seconds, "host" if of_host > seconds / 2 else bound.bound_by)
 
     def step(self, num_tokens: int, bytes_read: float, operations: float) -> StepTime:
-        """Any step's roofline. The stages of a pipeline take turns, so it is as long as if each device had them all."""
+        """Return a step's roofline. Pipeline stages take turns, so it is as long as if each device had them all."""
         tp, decoder, machine = self.layout.tp, self.costs.decoder, self.machine
         # Two all-reduces in each layer send (tp - 1) / tp of the activations twice.
         sent = 2 * len(decoder.layers) * num_tokens * decoder.hidden_size * BYTES["fp16"] * 2 * (tp - 1) / tp
@@ -202,7 +202,7 @@ class Plan(NamedTuple):
 
 
 def batch_for(plan: Plan, load: Load) -> int | None:
-    """The fewest sequences at once with which a copy serves its part of the load; None: it cannot."""
+    """Return the smallest batch with which a copy serves its part of the load; None: it cannot."""
     prefill = plan.prefill(load.input_len).seconds
     if load.ttft is not None and prefill > load.ttft:
         return None
@@ -224,18 +224,18 @@ def batch_for(plan: Plan, load: Load) -> int | None:
 
 
 def layouts(num_kv_heads: int, most: int) -> Iterator[Layout]:
-    """By the number of devices, then by the number of those that must talk to each other."""
+    """Yield the layouts in order of devices, then of devices that must communicate."""
     copies = [(tp, pp) for tp in _TENSOR_PARALLEL for pp in _STAGES if tp <= num_kv_heads or num_kv_heads == 1]
     all_of_them = [Layout(tp, pp, dp) for tp, pp in copies for dp in range(1, most // (tp * pp) + 1)]
     yield from sorted(all_of_them, key=lambda layout: (layout.num_devices, layout.pp, layout.tp))
 
 
 def smallest(costs: Costs, machine: Machine, load: Load) -> Plan | None:
-    """The plan with the fewest devices, up to the machine's `most`, that fits and meets the targets."""
+    """Return the plan with the fewest devices, up to the machine's `most`, that fits and meets the targets."""
     num_kv_heads = max((shape.num_heads for shape in costs.decoder.kv), default=1)
     for layout in layouts(num_kv_heads, machine.most):
         plan = Plan(costs, machine, layout)
-        # Cutting up a model of many experts takes a while: not for devices that the whole does not fit.
+        # Splitting a model of many experts takes a while, so skip layouts that it does not fit as a whole.
         has_room = costs.weight_bytes < machine.memory * layout.tp * layout.pp
         if has_room and plan.can_be_split and batch_for(plan, load) is not None:
             return plan

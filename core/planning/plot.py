@@ -1,4 +1,4 @@
-"""A plan as a picture: the machine's roofline with the model's steps on it, and latency against throughput."""
+"""Plots a plan: the machine's roofline with the model's steps on it, and latency against throughput."""
 
 import importlib.util
 from pathlib import Path
@@ -11,15 +11,15 @@ _COLORS = ("#0b6e99", "#d9730d")
 
 
 def draw(plan: Plan, context: int, target: Path) -> None:
-    """Write it as what the file's name says (.svg, .png, .pdf).
+    """Write the picture, in the format of the file's name (.svg, .png, .pdf).
 
     Args:
-        plan: whose steps.
+        plan: whose steps are drawn.
         context: tokens of each sequence.
         target: the file.
 
     Raises:
-        ConfigError: matplotlib is not there, or writes no such files.
+        ConfigError: matplotlib is missing, or cannot write this format.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is in the extra `bench`: pip install 'penstock[bench]'")

@@ -11,20 +11,20 @@ from penstock.core.checkpoint.weights import decoder_products, decoder_tensors
 
 
 class QuantizedBytes(NamedTuple):
-    """Of a quantized model."""
+    """Bytes of a quantized model's tensors."""
 
     of_tensors: Mapping[str, float]
     of_product_weight: float  # on average over the matrices that activations are multiplied with
 
     @property
     def total(self) -> float:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(self.of_tensors.values())
 
 
 @cache
 def quantized_bytes(decoder: Decoder) -> QuantizedBytes:
-    """Count them. The model's configuration says how it is quantized, at load or before."""
+    """Count the bytes. The model's configuration says how it is quantized, at load or before."""
     of_products = product_bytes(decoder)
     sizes = {name: math.prod(shape) * float(FLOAT_BYTES) for name, shape in decoder_tensors(decoder).items()}
     num_weights = sum(math.prod(product.shape) for product in decoder_products(decoder).values())

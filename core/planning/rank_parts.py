@@ -1,5 +1,8 @@
-"""What the ranks of a copy hold, as they cut the model themselves: replicated KV heads and norms are on every rank, a
-tied embedding on the first and the last stage, redundant experts on several, and stages differ."""
+"""What each rank of a copy holds, by the code that splits the model for serving.
+
+Replicated KV heads and norms are on every rank, a tied embedding is on the first and the last stage, redundant experts
+are on several ranks, and stages differ.
+"""
 
 import math
 from functools import cache
@@ -15,30 +18,30 @@ from penstock.core.planning.quantized_bytes import quantized_bytes
 
 
 class RankPart(NamedTuple):
-    """Of one rank."""
+    """The part of one rank."""
 
     weight_bytes: float
-    costs: Costs  # of its part of the decoder
+    costs: Costs  # costs of its part of the decoder
 
 
 @cache
 def rank_parts(costs: Costs, options: ParallelOptions) -> tuple[RankPart, ...]:
-    """The first tensor rank of each stage; no other of the stage holds more.
+    """Return the part of the first tensor rank of each stage; no other rank of the stage holds more.
 
     Raises:
-        ConfigError: the model cannot be split so.
+        ConfigError: the model cannot be split in this way.
     """
     parts = []
     for first in range(0, options.num_ranks, options.tensor_parallel_size):
         its = rank_part(costs.decoder, options, first)
         assert isinstance(its, Decoder)
-        tower = _tower_bytes(costs) if options.pipeline_parallel_size == 1 else 0.0  # stages take texts only
+        tower = _tower_bytes(costs) if options.pipeline_parallel_size == 1 else 0.0  # a pipeline takes only text
         parts.append(RankPart(_weight_bytes(costs, its) + tower, costs._replace(decoder=its)))
     return tuple(parts)
 
 
 def _tower_bytes(costs: Costs) -> float:
-    """Of a vision tower, which every rank has, as floats."""
+    """Bytes of a vision tower, which every rank has, as floats."""
     vision = costs.decoder.vision
     num_weights = 0 if vision is None else sum(map(math.prod, vision.tensors.values()))
     return num_weights * max(BYTES[costs.weights], BYTES["fp16"])

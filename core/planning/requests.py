@@ -1,4 +1,4 @@
-"""What a plan asks of the process that measures (`python -m penstock.calibration`), and how."""
+"""The requests of a plan to the process that measures (`python -m penstock.calibration`)."""
 
 import subprocess
 import sys
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 class Describe(msgspec.Struct, frozen=True, tag=True):
-    """This machine: a `Machine`."""
+    """Describe this machine. The answer is a `Machine`."""
 
-    machines: str | None = None  # a file with more that it may turn out to be
-    again: bool = False  # measure now, whatever is kept
+    machines: str | None = None  # a file with more known machines
+    again: bool = False  # measure now, even if there are stored results
 
 
 class Remeasure(msgspec.Struct, frozen=True, tag=True):
-    """This machine's processor, now, by made-up models that stay loaded: a `Machine`."""
+    """Measure this machine's processor now, with made-up models that stay loaded. The answer is a `Machine`."""
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True):
-    """A model, with random weights if it has none of its own: `Loaded`."""
+    """Load a model, with random weights if it has none. The answer is `Loaded`."""
 
     model: str
     options: dict[str, Any]
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """So many prompts of this length at once, and so many tokens for each after the first: `Ran`."""
+    """Run prompts of one length at once, with some output tokens after the first. The answer is `Ran`."""
 
     batch: int
     context: int
@@ -41,38 +41,38 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
 
 class MemoryRate(msgspec.Struct, frozen=True, tag=True):
-    """Bytes per second that the processor reads from memory now: a float."""
+    """Measure the bytes per second that the processor reads from memory now. The answer is a float."""
 
 
 class MeasurePace(msgspec.Struct, frozen=True, tag=True):
-    """How quick the processor is now, beside what was last measured: a `Pace`."""
+    """Measure how quick the processor is now, relative to the last measurement. The answer is a `Pace`."""
 
 
 class Memory(msgspec.Struct, frozen=True, tag=True):
-    """Bytes of the process that are in memory: an int."""
+    """Return the process's resident bytes, an int."""
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """What torch and the kernels find here: `Installation`."""
+    """Report what torch and the kernels find here. The answer is an `Installation`."""
 
 
 Request = Describe | Remeasure | LoadModel | Run | MemoryRate | MeasurePace | Memory | Inspect
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """What torch and the kernels find here; what is not there is empty."""
+    """What torch and the kernels find here; missing things are empty."""
 
     torch: str  # versions
     triton: str
-    cuda: str  # that torch is built for
-    cuda_error: str  # why it cannot be used
+    cuda: str  # the version that torch is built for
+    cuda_error: str  # why CUDA cannot be used
     driver: str  # version
     gpus: Sequence[tuple[str, int]]  # names and bytes of memory
-    num_threads: int  # of a worker on this CPU
+    num_threads: int  # threads of a worker on this CPU
     compiler: str
-    library: str  # of the native CPU kernels
-    family: str  # of processors that it is compiled for; empty: this very one
-    multiplies_tiles: bool  # of bf16 matrices, in one instruction
+    library: str  # the file of the native CPU kernels
+    family: str  # the family of processors that it is compiled for; empty: exactly this one
+    multiplies_tiles: bool  # whether an instruction multiplies tiles of bf16 matrices
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -84,13 +84,13 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """The steps of a run and their seconds: those with prompts, then the median of those with the whole batch."""
+    """The steps of a run and their seconds: the steps with prompts, then the median step of the whole batch."""
 
     steps: Sequence[tuple[Sequence[Chunk], float]]
 
 
 class Measurer:
-    """The process. It is asked one thing at a time, and ends with the block."""
+    """The measuring process. It answers one request at a time, and ends with the `with` block."""
 
     def __enter__(self) -> "Measurer":
         self._process = subprocess.Popen(
@@ -110,10 +110,10 @@ class Measurer:
         self._process.stdout.close()
 
     def ask(self, request: Request, answer: type[T]) -> T:
-        """Wait for the answer.
+        """Send a request and wait for the answer.
 
         Raises:
-            ConfigError: it cannot be done, with the reason.
+            ConfigError: it cannot be done; the message has the reason.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,8 +1,9 @@
-"""What a step takes on a machine that has been measured: a sum of what it has to do, each part at a measured rate.
+"""The time of a step on a measured machine: a sum of amounts of work, each at a measured rate.
 
-A step on a CPU is no roofline: no part hides behind another, and what a model of a gigabyte can neglect is most of a
-small model's step. So a step is described by amounts (`amounts`), and a machine by what one of each takes. These are
-found by least squares, with none below zero, over the steps of made-up models of various shapes.
+A step on a CPU does not follow a roofline: its parts do not overlap, and overhead that is negligible for a model of a
+gigabyte is most of a small model's step. So a step is described by amounts (`amounts`), and a machine by the seconds
+per unit of each. These rates are found by non-negative least squares over the steps of made-up models of various
+shapes.
 """
 
 import math
@@ -20,36 +21,36 @@ from penstock.core.planning.costs import Chunks, positions_seen
 Floats = npt.NDArray[np.float64]
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-"""Tokens of a step at which the product of one weight with them is measured; between them it is interpolated."""
+"""Numbers of tokens at which the product of one weight with them is measured; other numbers are interpolated."""
 _AT = [f"@{knot}" for knot in KNOTS]
 _PLAIN = ("step", "layer", "row", "prompt", "activation", "pair", "prompt_pair", "prompt_kept", "logit")
 PARTS = (*_PLAIN, *(f"{where}{what}" for where in ("cached", "streamed") for what in ("@kept", *_AT)))
-"""What is counted of a step:
+"""The parts of a step's work:
 
 step, layer, row, prompt: the step itself, its layers, its sequences, and those of them with more than one token.
 activation: numbers that the tokens bring from one operation to the next.
 pair, prompt_pair: multiplications of a query with the positions that it sees, in decodes and in prompts.
 prompt_kept: keys and values that the tokens of prompts see.
 logit: logits that a token is drawn from.
-cached, streamed: what a step reads, where a cache can hold all that it reads, and where not: @kept, keys and values of
-    decoding sequences; @N, weights that N tokens are multiplied with.
+cached, streamed: what a step reads, from the last cache or from memory: @kept, keys and values of decoding sequences;
+    @N, weights that N tokens are multiplied with.
 """
 _HOST = ("step", "layer", "row", "prompt")
 
 
 class _Products(NamedTuple):
-    """The matrices of a decoder, by how many of a step's tokens each meets."""
+    """The matrices of a decoder, by how many of a step's tokens each is multiplied with."""
 
     of_all: float  # weights that each token is multiplied with
     head: float
-    experts: tuple[tuple[int, int, float], ...]  # (experts, of them for a token, weights of each)
+    experts: tuple[tuple[int, int, float], ...]  # (experts, experts per token, weights per expert)
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """What steps take now, as multiples of what they took when the costs were measured."""
+    """Step times now, as multiples of those when the costs were measured."""
 
     computing: float = 1.0
-    streaming: float = 1.0  # of steps that read weights from memory, for a single token
+    streaming: float = 1.0  # for single-token steps that read weights from memory
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,20 +61,20 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_weight: float
 
     def of_step(self, decoder: Decoder, chunks: Chunks) -> tuple[float, float]:
-        """Seconds of a step, and what of them depends neither on matrices nor on the lengths of sequences."""
+        """Return a step's seconds, and the part that depends neither on matrices nor on the lengths of sequences."""
         each = amounts(decoder, chunks, self.cache / self.bytes_per_weight) * np.array(self.seconds)
         return float(each.sum()), float(each[: len(_HOST)].sum())
 
     def at_pace(self, pace: Pace) -> "StepCosts":
-        """The costs while the machine is quicker, or slower.
+        """Return the costs while the machine is quicker or slower.
 
-        Weights that come from memory are waited for: for a single token, by what they take longer than cached ones, and
-        for more tokens not longer than that. This wait changes so that a single token's weights take as long as `pace`
-        says; all else changes with the computation.
+        Steps wait for weights from memory. For a single token, the wait is the extra time over cached weights; for
+        more tokens it is at most that. It changes so that a single token's weights take as long as `pace` says; all
+        other times change with the computation.
         """
         plain, count = len(_PLAIN), 1 + len(KNOTS)
         cached, streamed = self.seconds[plain : plain + count], self.seconds[plain + count :]
-        of_one = 1 + KNOTS.index(1)  # (behind @kept)
+        of_one = 1 + KNOTS.index(1)  # after @kept
         most = max(0.0, streamed[of_one] - cached[of_one])
         change = max(-most, (pace.streaming - 1) * streamed[of_one] - (pace.computing - 1) * (streamed[of_one] - most))
         waits = [min(most, max(0.0, other - one)) for one, other in zip(cached, streamed, strict=True)]
@@ -85,7 +86,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, seconds=(*computed, *scaled))
 
     def weight_seconds(self, num_tokens: int) -> float:
-        """Of one weight that comes from memory and meets so many tokens."""
+        """Return the seconds of one weight that comes from memory and is multiplied with this many tokens."""
         streamed = self.seconds[-len(KNOTS) :]
         return float(_met(num_tokens) @ np.array(streamed))
 
@@ -94,8 +95,8 @@ def amounts(decoder: Decoder, chunks: Chunks, cached_numbers: float) -> Floats:
     """[len(PARTS)]: how much of each part a step has.
 
     Args:
-        decoder: that computes it.
-        chunks: of its sequences, each of which samples.
+        decoder: computes the step.
+        chunks: those of the step's sequences, each of which samples.
         cached_numbers: how many weights, keys and values the last cache could hold.
     """
     products = _products(decoder)
@@ -116,7 +117,7 @@ def amounts(decoder: Decoder, chunks: Chunks, cached_numbers: float) -> Floats:
             else:
                 prompt_kept += num_kept * seen
                 prompt_pairs += multiplications * seen
-    # The cache also holds what others use: something of a quarter of it stays; of what is as large as it, nothing does.
+    # The cache is shared: data up to a quarter of its size stays in it, of data as large as the cache nothing does.
     streamed = min(1.0, max(0.0, ((read + kept) / cached_numbers - 0.25) / 0.75))
     prompts = sum(times for (_, count), times in chunks.items() if count > 1)
     host = (1, len(decoder.layers), num_rows, prompts)
@@ -126,12 +127,12 @@ def amounts(decoder: Decoder, chunks: Chunks, cached_numbers: float) -> Floats:
 
 
 def fit(decoders: Sequence[Decoder], steps: Sequence[Chunks], seconds: Floats, cached_numbers: float) -> Floats:
-    """[len(PARTS)]: seconds of each part, so that the steps' relative errors are least, and none below zero.
+    """[len(PARTS)]: non-negative seconds of each part that minimise the steps' relative errors.
 
     Args:
-        decoders: of each step.
-        steps: their chunks.
-        seconds: what they took.
+        decoders: the decoder of each step.
+        steps: the chunks of each step.
+        seconds: the time of each step.
         cached_numbers: as in `amounts`.
     """
     rows = [amounts(decoder, chunks, cached_numbers) for decoder, chunks in zip(decoders, steps, strict=True)]
@@ -165,7 +166,7 @@ def nonnegative_least_squares(a: Floats, b: Floats) -> Floats:
 
 
 def _met(num_tokens: float) -> Floats:
-    """[len(KNOTS)]: a product with so many tokens as parts of those with as many as the knots."""
+    """[len(KNOTS)]: a product with `num_tokens`, as parts of the products at the knots."""
     found = np.zeros(len(KNOTS))
     if num_tokens >= KNOTS[-1]:
         found[-1] = num_tokens / KNOTS[-1]
@@ -204,7 +205,7 @@ def _width(layer: Layer) -> int:
 
 @cache
 def _attention(decoder: Decoder) -> tuple[tuple[float, float, int | None], ...]:
-    """(numbers kept of a position, multiplications with it, window), of layers with the same window together."""
+    """(numbers kept per position, multiplications per position, window), summed over layers with the same window."""
     found: dict[int | None, tuple[float, float]] = {}
     for _, mixer in decoder.attentions:
         shape = mixer.kv
@@ -216,7 +217,7 @@ def _attention(decoder: Decoder) -> tuple[tuple[float, float, int | None], ...]:
 
 
 def describe(costs: StepCosts) -> dict[str, float]:
-    """What people ask of a machine: bytes and operations per second of products, and what a step takes at least."""
+    """Summarise a machine for people: bytes and operations per second of products, and the overheads of a step."""
     slowest = costs.weight_seconds(KNOTS[-1])
     by_name = dict(zip(PARTS, costs.seconds, strict=True))
     return {

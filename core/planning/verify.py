@@ -1,8 +1,8 @@
-"""A plan against the engine on this machine: what was predicted, what was measured, and by how much that is off.
+"""Compares a plan with the engine on this machine: predictions, measurements, and errors.
 
-The machine is measured first, and its pace before and after each run: where others share it, that may change within
-seconds, and a prediction for one minute says nothing of the next. Of several rounds of runs, the one with the median
-error is shown.
+The machine is measured first, and its pace before and after each run. If it is shared, its pace may change within
+seconds, so that a prediction for one minute says nothing about the next. Out of several rounds of runs, the one with
+the median error is shown.
 """
 
 import time
@@ -18,17 +18,17 @@ from penstock.core.planning.requests import Loaded, LoadModel, MeasurePace, Meas
 from penstock.core.planning.step_costs import Pace
 
 _RUNS = ((1, 128), (1, 1024), (4, 256), (8, 64), (16, 128), (4, 1024), (32, 64), (1, 2048), (16, 512))
-"""Prompts and the length of each, the most telling first."""
+"""(number of prompts, length of each), the most informative first."""
 _STEP_TOKENS = 1024
-_PAGE = 32  # tokens, more than there are in a page
-_ROUND_SECONDS = 9.0  # of runs
+_PAGE = 32  # tokens; more than a page has
+_ROUND_SECONDS = 9.0  # seconds of runs in a round
 _MOST_DECODES, _DECODE_SECONDS = 100, 0.4
 _MOST_ROUNDS = 7
 _LOGIT_BYTES = 4
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One figure; seconds or bytes."""
+    """One compared figure, in seconds or bytes."""
 
     what: str
     unit: str
@@ -37,7 +37,7 @@ class Compared(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """The prediction's error, as a share of the measurement."""
         return self.predicted / self.measured - 1
 
 
@@ -48,12 +48,12 @@ class _Case(NamedTuple):
 
 
 def verify(plan: Plan, folder: Path, seconds: float = 60.0) -> list[Compared]:
-    """Load and run the model here, in about this time.
+    """Load and run the model here, in about `seconds`.
 
     Args:
-        plan: for one device, that of this machine.
-        folder: of the model; without weights, random ones are made.
-        seconds: a round that would go on for longer is not begun, but for the first.
+        plan: for one device, which is this machine's.
+        folder: the model's; without weights, random ones are made.
+        seconds: after the first round, a round that would exceed this time is not begun.
 
     Raises:
         ConfigError: the model cannot be run here.
@@ -74,7 +74,7 @@ def verify(plan: Plan, folder: Path, seconds: float = 60.0) -> list[Compared]:
     found: dict[str, list[Compared]] = {}
     with Measurer() as of_machine, Measurer() as of_model:
         of_model.ask(LoadModel(str(folder), options), Loaded)
-        of_model.ask(Run(*cases[0]), Ran)  # what happens once
+        of_model.ask(Run(*cases[0]), Ran)  # warm up
         machine, lasted = plan.machine, 0.0
         if machine.steps is not None:
             machine = of_machine.ask(Remeasure(), Machine)
@@ -93,7 +93,7 @@ def verify(plan: Plan, folder: Path, seconds: float = 60.0) -> list[Compared]:
         resident = of_model.ask(Memory(), int)
     rows = [sorted(each, key=lambda one: one.error)[len(each) // 2] for each in found.values()]
     if machine.steps is None:
-        return rows  # of a GPU: the process's memory is not the model's
+        return rows  # on a GPU the process's memory is not the model's
     ledger = plan._replace(machine=machine).ledger_of(_STEP_TOKENS)
     logits = max(case.batch for case in cases) * decoder.vocab_size * _LOGIT_BYTES
     needed = ledger.weight_bytes + ledger.activation_bytes + ledger.runtime_bytes + logits + pool
@@ -112,7 +112,7 @@ def _at_pace(machine: Machine, before: Pace, after: Pace) -> Machine:
 
 
 def _cases(plan: Plan) -> list[_Case]:
-    """As many as a round has time for, and at least one."""
+    """Return as many cases as a round has time for, at least one."""
     found, lasts = list[_Case](), 0.0
     for batch, context in _RUNS:
         decode = plan.decode_step(batch, context).seconds
@@ -126,7 +126,7 @@ def _cases(plan: Plan) -> list[_Case]:
 
 
 def _compared(plan: Plan, case: _Case, ran: Ran) -> Sequence[Compared]:
-    """A row for the steps with prompts, and one for a decode step."""
+    """Compare the steps with prompts, and a decode step."""
     prompts = [(chunks, seconds) for chunks, seconds in ran.steps if any(count > 1 for _, count in chunks)]
     decodes = [(chunks, seconds) for chunks, seconds in ran.steps if all(count == 1 for _, count in chunks)]
     found = list[Compared]()
