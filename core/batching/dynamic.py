@@ -1,4 +1,4 @@
-"""Dynamic batching: a batch begins when it is full, or when the first of it has waited for long enough."""
+"""Dynamic batching: a batch begins when it is full, or when its first request has waited long enough."""
 
 from math import inf
 
@@ -7,7 +7,7 @@ from penstock.core.config.options import SchedulerOptions
 
 
 class Dynamic(Static):
-    """As static, but a batch that is not full waits for more requests."""
+    """Like static batching, but a batch that is not full waits for more requests."""
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._seconds = options.batch_wait_ms / 1000

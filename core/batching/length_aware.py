@@ -1,4 +1,4 @@
-"""Length-aware batching: sequences that will probably be of about the same length run together."""
+"""Length-aware batching: sequences of about the same expected length run together."""
 
 from collections.abc import Iterable
 from math import log2
@@ -10,11 +10,11 @@ from penstock.core.sequences.sequence import Request
 
 
 class LengthAware(Static):
-    """As static, but a batch has those whose lengths are nearest to that of the one whose turn it is.
+    """Like static batching, but a batch has the requests nearest in length to the one whose turn it is.
 
-    A prompt's length is known, an output's is predicted from those that have ended. What counts most is the output:
-    rows of a batch stand empty from their own last token until the batch's last one. Lengths are compared by their
-    logarithms: a batch of 10 and 40 tokens wastes as large a part as one of 100 and 400.
+    A prompt's length is known; an output's is predicted from outputs that have ended. The output counts most: a row
+    stands empty from its own last token until the batch's last one. Lengths are compared by their logarithms: a batch
+    of 10 and 40 tokens wastes as large a part as one of 100 and 400.
     """
 
     def __init__(self, options: SchedulerOptions) -> None:

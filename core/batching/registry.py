@@ -1,4 +1,4 @@
-"""The batching kinds by their names in `--batching`."""
+"""The batching kinds, by their names in `--batching`."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from penstock.core.batching.static import Static
 from penstock.core.config.options import BatchingName, SchedulerOptions
 
 KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
-    "continuous": None,  # there are no batches: a sequence begins when there is room
+    "continuous": None,  # no batches: a sequence begins when there is room
     "static": Static,
     "dynamic": Dynamic,
     "length-aware": LengthAware,
@@ -16,6 +16,6 @@ KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
 
 
 def make_batching(options: SchedulerOptions) -> Static | None:
-    """Return the kind that these options name; None if sequences begin one by one."""
+    """Return the kind that the options name; None if sequences begin one by one."""
     make = KINDS[options.batching]
     return None if make is None else make(options)

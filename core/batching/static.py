@@ -1,4 +1,4 @@
-"""Static batching: what waits begins together, and the next batch begins when the last of it has ended."""
+"""Static batching: waiting requests begin together; the next batch begins when all of them have ended."""
 
 from collections.abc import Iterable
 from math import inf
@@ -8,35 +8,35 @@ from penstock.core.sequences.sequence import Request
 
 
 class Static:
-    """As many as wait, at most a batch; the base of all kinds that run batches one after the other."""
+    """A batch of all waiting requests that fit; the base of all kinds that run batches one after the other."""
 
     def __init__(self, options: SchedulerOptions) -> None:
-        """Keep of the options what the kind needs."""
+        """Keep the options that the kind needs."""
 
     def begins_at(self, num_waiting: int, size: int, oldest: float) -> float:
-        """Return when the next batch begins if no more requests come: now, if the time is not in the future.
+        """Return when the next batch begins if no more requests come; a time that is not in the future means now.
 
         Args:
-            num_waiting: sequences that wait, at least one.
+            num_waiting: waiting sequences, at least one.
             size: sequences of a full batch.
             oldest: when the first of their requests arrived, in seconds.
         """
         return -inf
 
     def on_finished(self, request: Request, num_outputs: int) -> None:
-        """Called when a sequence of the request that had a row has ended with so many tokens of output."""
+        """Called when a sequence of the request that had a row has ended with `num_outputs` tokens of output."""
 
     def choose(self, waiting: Iterable[Request], size: int) -> list[Request]:
-        """Return the requests of the next batch: some of those that wait, which come in the order of their turns.
+        """Return the requests of the next batch, out of the waiting ones in the order of their turns.
 
-        The first one is always among them, so that everybody's turn comes. A request's sequences are in one batch;
-        one with more of them than a batch has (`size`) is a batch of its own.
+        The first waiting one is always included, so that every request's turn comes. A request's sequences are in one
+        batch; a request with more sequences than `size` is a batch of its own.
         """
         return first_that_fit(waiting, size)
 
 
 def first_that_fit(requests: Iterable[Request], size: int) -> list[Request]:
-    """Return the first one, and those after it until one has too many sequences for what is left of `size`."""
+    """Return the first request, and those after it until one has too many sequences for the rest of `size`."""
     chosen: list[Request] = []
     for request in requests:
         size -= len(request.waiting)
