@@ -1,1 +1,1 @@
-"""Recordings: what the scheduler was asked, planned and got back, as lines of a file (docs/replay.md)."""
+"""Recordings: the scheduler's requests, plans and results as lines of a file (docs/replay.md)."""

@@ -1,20 +1,20 @@
-"""The lines of a recording: one JSON object each, told apart by `kind`. Fields that have their default are left out.
+"""The lines of a recording: one JSON object each, distinguished by `kind`. Fields with their default are left out.
 
     header   begins every file, and every run in it: a run is one scheduler process
-    worker   workers are ready: rows are empty from here, and steps without a result have none
+    worker   workers are ready: rows are empty from here, and pending steps will get no result
     request  a request has arrived
     order    a frontend paused or resumed a request, or dropped the prefix cache
     plan     a step was planned and sent
-    result   it has returned
+    result   a step has returned
     encoded  a worker has made the embeddings of an image, beside steps
     end      a sequence has ended
-    lost     so many lines are missing so far
+    lost     how many lines are missing so far
 
-`at` is in seconds since the run's start, whose time of day its header has. Buffers are base64 of what the messages
-carry (`ipc/messages/`): little-endian int32 unless said otherwise. A digest is blake2b with a key that is random for
-each run and written nowhere: equal things have equal digests within a run, and nobody can find the thing by trying.
+`at` is in seconds since the run's start; the header has the start's time of day. Buffers are the messages' buffers
+(`ipc/messages/`) in base64: little-endian int32 unless said otherwise. A digest is blake2b with a random key for each
+run that is never written: equal content has equal digests within a run, but it cannot be found by guessing.
 
-A reader skips kinds and fields that it does not know, and lines that are damaged: a file may end in the middle of one.
+A reader skips unknown kinds and fields, and damaged lines: a file may end in the middle of a line.
 """
 
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -34,27 +34,27 @@ class Line(Struct, frozen=True, tag_field="kind", omit_defaults=True, kw_only=Tr
 
 
 class Header(Line, frozen=True, tag="header"):
-    """What holds for the lines that follow, until the next header."""
+    """Facts that hold for the following lines, until the next header."""
 
     version: int
     run: str  # names the scheduler process
-    part: int  # 0 begins the run; other files of it, or the same file, have the parts before
-    unix_time: float  # of the run's start
+    part: int  # 0 begins the run; earlier parts are in older files, or in the same file
+    unix_time: float  # at the run's start
     program: str  # Penstock's version
     options: dict[str, dict[str, Any]]  # "model", "scheduler" and "worker" -> option -> value
-    has_tokens: bool  # prompts and outputs are there, not their digests alone
+    has_tokens: bool  # whether prompts and outputs are recorded, not only their digests
 
 
 class Worker(Line, frozen=True, tag="worker"):
-    """Workers are ready: the first ones, or others after a loss. Each part begins with those that are there."""
+    """Workers are ready: the first ones, or new ones after a loss. Each part begins with the current workers."""
 
     at: float
     hello: dict[str, Any]  # the fields of its `WorkerHello` that differ from their defaults
-    is_repeated: bool = False  # for a new part: nothing has happened to the workers
+    is_repeated: bool = False  # repeated for a new part: the workers are the same
 
 
 class Begun(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A sequence that has outputs from an earlier run, or none yet."""
+    """An unfinished sequence of an earlier run, with or without outputs."""
 
     seq: int
     num_tokens: int = 0
@@ -73,23 +73,23 @@ class RecordedImage(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Line, frozen=True, tag="request"):
-    """A request, as the scheduler was asked it (`AddRequest`)."""
+    """A request as the scheduler got it (`AddRequest`)."""
 
     at: float
     id: str
     num_tokens: int  # of the prompt
     digest: str  # of the prompt
     pages: bytes = b""
-    """PAGE_DIGEST_BYTES for each full page of the prompt: of this page, all before it, and the cache's namespace. Two
-    requests share as many pages as these begin alike."""
+    """PAGE_DIGEST_BYTES for each full page of the prompt: a digest of the page, all pages before it, and the cache's
+    namespace. The length of the common beginning is the number of pages that two requests share."""
     token_ids: bytes = b""  # int32[num_tokens], if recorded
     sampling: dict[str, Any] = field(default_factory=dict)  # fields of `SamplingParams` that differ from their defaults
-    withheld: tuple[str, ...] = ()  # fields of `sampling` that could tell what was said: only in recordings with tokens
-    begun: tuple[Begun, ...] = ()  # its unfinished sequences, if it was begun in an earlier run
+    withheld: tuple[str, ...] = ()  # fields of `sampling` that could reveal content: only in recordings with tokens
+    begun: tuple[Begun, ...] = ()  # its unfinished sequences, if it began in an earlier run
     n: int = 1
     priority: int = 0
     seconds_left: float = 0.0
-    tenant: str = ""  # a digest, as the next two
+    tenant: str = ""  # a digest, like the next two
     group: str = ""
     salt: str = ""
     more: dict[str, Any] = field(default_factory=dict)  # other fields of the message that differ from their defaults
@@ -98,7 +98,7 @@ class Arrival(Line, frozen=True, tag="request"):
 
 
 class Order(Line, frozen=True, tag="order"):
-    """What a frontend ordered; aborts are the ends of their sequences."""
+    """An order of a frontend. Aborts are recorded as the ends of their sequences."""
 
     at: float
     order: str  # "pause", "resume" or "reset_prefix_cache"
@@ -110,14 +110,14 @@ class NewSequence(Struct, frozen=True, omit_defaults=True, gc=False):
 
     row: int
     id: str
-    num_tokens: int  # known: its prompt, and outputs that it had before
+    num_tokens: int  # known tokens: its prompt, and earlier outputs
     pages: bytes
     seq: int = 0
     grammar_id: int = 0
 
 
 class Plan(Line, frozen=True, tag="plan"):
-    """A step. In most steps the same rows decode as in the step before: then `columns` has nothing of the batch."""
+    """A step. In most steps the same rows decode as in the one before; then `columns` leaves out the batch."""
 
     at: float
     step: int
@@ -125,11 +125,11 @@ class Plan(Line, frozen=True, tag="plan"):
     is_same: bool = False  # `rows`, `num_new` and `samples` are those of step - 1, and each `start` one more
     columns: dict[str, bytes] = field(default_factory=dict)  # the fields of `StepPlan` that are not empty
     new: tuple[NewSequence, ...] = ()
-    num_preempted: int = 0  # sequences that lost their rows for others since the plan before
+    num_preempted: int = 0  # sequences preempted since the last plan
 
 
 class Result(Line, frozen=True, tag="result"):
-    """What a step has brought."""
+    """The result of a step."""
 
     at: float
     step: int
@@ -146,7 +146,7 @@ class Encoded(Line, frozen=True, tag="encoded"):
 
     at: float
     num_embeddings: int  # 0: no request waits for it any more
-    us: int = 0  # of the device's time
+    us: int = 0  # device time
     failed: bool = False
 
 
@@ -164,7 +164,7 @@ class End(Line, frozen=True, tag="end"):
     error: str = ""  # a code
     first_token_at: float = 0.0  # 0: there was none
     queued_us: int = 0  # until its first row
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at its first admission
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
 
 
 class Lost(Line, frozen=True, tag="lost"):
@@ -178,12 +178,12 @@ AnyLine = Header | Worker | Arrival | Order | Plan | Result | Encoded | End | Lo
 
 
 def encoded(line: AnyLine, encoder: msgspec.json.Encoder) -> bytes:
-    """The line's bytes, with its end."""
+    """Return the line's bytes, with the line end."""
     return encoder.encode(line) + b"\n"
 
 
 def told(message: Struct, *without: str) -> dict[str, Any]:
-    """The fields of a message that differ from their defaults, by name, as JSON can hold them."""
+    """Return the fields of a message that differ from their defaults, by name, in a form for JSON."""
     fields = zip(message.__struct_fields__, _defaults(type(message)), strict=True)
     return {
         name: msgspec.to_builtins(value, builtin_types=(bytes,))
@@ -193,12 +193,12 @@ def told(message: Struct, *without: str) -> dict[str, Any]:
 
 
 def read_back(fields: dict[str, Any], kind: type[S], **others: Any) -> S:
-    """The message of which `told` told these fields; those that this version does not know are left out.
+    """Rebuild a message from the fields that `told` returned; leave out those that this version does not know.
 
     Args:
         fields: by name, from JSON.
         kind: the message's type.
-        others: fields that were not told, as they are.
+        others: fields that were not recorded, with their values.
 
     Raises:
         msgspec.ValidationError: a field is missing, or is not what it should be.
@@ -216,7 +216,7 @@ _defaults_of: dict[type[Struct], tuple[object, ...]] = {}
 
 
 def _defaults(kind: type[Struct]) -> tuple[object, ...]:
-    """Each field's default; an object that equals no value for a field that has none."""
+    """Return each field's default; for a field without one, an object that equals no value."""
     if kind not in _defaults_of:
         _defaults_of[kind] = tuple(map(_default, msgspec.structs.fields(kind)))
     return _defaults_of[kind]
@@ -229,4 +229,4 @@ def _default(each: msgspec.structs.FieldInfo) -> object:
 
 
 KINDS: dict[str, type[AnyLine]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyLine)}
-"""By their tags."""
+"""The kinds of lines by their tags."""

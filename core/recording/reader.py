@@ -1,4 +1,4 @@
-"""Reads recordings: the lines of all parts of a file, and what belongs together in them."""
+"""Reads recordings: joins the parts of a file, and groups their lines by run and request."""
 
 from array import array
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import SamplingParams, StepPlan, WorkerHello
 
 Event = Worker | Arrival | Order | Plan | Result | Encoded | End | Lost
-"""What happens in a run."""
+"""The events of a run."""
 
 
 class _Kind(Struct):
@@ -43,29 +43,29 @@ class Recorded:
     """A request, and how its sequences ended."""
 
     arrival: Arrival
-    ends: dict[int, End] = field(default_factory=dict)  # by sequence; one that is missing had not ended
+    ends: dict[int, End] = field(default_factory=dict)  # by sequence; a missing one had not ended
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its prompt is there."""
+        """Whether its prompt was recorded."""
         return bool(self.arrival.token_ids)
 
     def prompt(self) -> "array[int]":
-        """Its token ids; empty if they were not recorded."""
+        """The prompt's token ids; empty if they were not recorded."""
         return unpack_int32(self.arrival.token_ids)
 
     def known_at_first(self, seq: int) -> list[int]:
-        """The tokens of a sequence when it came: its prompt, and its outputs of an earlier run."""
+        """The tokens of a sequence at its arrival: its prompt, and its outputs of an earlier run."""
         begun = b"".join(each.token_ids for each in self.arrival.begun if each.seq == seq)
         return unpack_int32(self.arrival.token_ids + begun).tolist()
 
     def page_digests(self) -> list[bytes]:
-        """One for each full page of its prompt; requests share as many pages as these begin alike."""
+        """One digest per full page of its prompt; the common beginning of two lists is what the requests share."""
         pages, size = self.arrival.pages, PAGE_DIGEST_BYTES
         return [pages[i : i + size] for i in range(0, len(pages), size)]
 
     def sampling(self) -> SamplingParams:
-        """How it was sampled, but for the fields that were withheld.
+        """Its sampling parameters, without the fields that were withheld.
 
         Raises:
             msgspec.ValidationError: a value is not what this version expects.
@@ -77,7 +77,7 @@ class Recorded:
 class Run:
     """What is known of one scheduler process."""
 
-    header: Header  # of the oldest part that is there
+    header: Header  # of the oldest part that still exists
     workers: list[Worker] = field(default_factory=list)
     requests: dict[str, Recorded] = field(default_factory=dict)  # by id, in the order of arrival
     events: list[Event] = field(default_factory=list)  # in order
@@ -85,11 +85,11 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it is missing but perhaps its end."""
+        """Whether nothing is missing, except perhaps the end."""
         return not self.num_lost and self.header.part == 0
 
     def hello(self) -> WorkerHello:
-        """The first workers' sizes, as they said hello.
+        """The hello of the first workers.
 
         Raises:
             ConfigError: there were none.
@@ -100,17 +100,17 @@ class Run:
         return read_back(self.workers[0].hello, WorkerHello)
 
     def scheduler_options(self) -> SchedulerOptions:
-        """The options that it ran with; those that this version does not know are left out."""
+        """The options of the run, without those that this version does not know."""
         return read_back(self.header.options["scheduler"], SchedulerOptions)
 
     def plans(self) -> Iterator[tuple[Plan, StepPlan]]:
-        """Each plan, and with all its columns; without the new rows' tokens and sampling, which `Plan.new` names."""
+        """Yield each plan, also with all columns, but without the new rows' tokens and sampling (see `Plan.new`)."""
         for event, plan in self.with_plans():
             if plan is not None and isinstance(event, Plan):
                 yield event, plan
 
     def with_plans(self) -> Iterator[tuple[Event, StepPlan | None]]:
-        """All events in order; those that are plans with all their columns, if that is possible."""
+        """Yield all events in order; plans come with all their columns, if these can be rebuilt."""
         before: StepPlan | None = None
         for event in self.events:
             if not isinstance(event, Plan):
@@ -132,17 +132,17 @@ _COLUMNS = frozenset(StepPlan.__struct_fields__) - {"step_id", "new_rows"}
 
 @dataclass(slots=True)
 class Recording:
-    """What a file and its older parts hold."""
+    """The contents of a file and its older parts."""
 
     runs: list[Run]  # oldest first
-    num_damaged: int = 0  # lines that could not be read; one at the end of a run is usual after a crash
+    num_damaged: int = 0  # unreadable lines; one at the end of a run is normal after a crash
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read FILE, and FILE.1, FILE.2 ... before it, which are older.
+        """Read FILE and its older parts FILE.1, FILE.2 ...
 
         Raises:
-            ConfigError: there is no such file, or it is no recording that this version can read.
+            ConfigError: there is no such file, or this version cannot read it as a recording.
         """
         recording = cls([])
         for part in parts(path):
@@ -152,7 +152,7 @@ class Recording:
         return recording
 
     def requests(self) -> list[Recorded]:
-        """Those of all runs."""
+        """The requests of all runs."""
         return [request for run in self.runs for request in run.requests.values()]
 
     def _read_part(self, path: Path) -> None:
@@ -203,7 +203,7 @@ def _add(run: Run, line: Event) -> None:
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a recording that are there, oldest first."""
+    """The existing files of a recording, oldest first."""
     older: list[Path] = []
     while (each := path.with_name(f"{path.name}.{len(older) + 1}")).is_file():
         older.append(each)

@@ -1,7 +1,7 @@
-"""Turns what the engine loop sees into the lines of a recording, and hands them to the thread that writes them.
+"""Turns the engine loop's events into the lines of a recording, and hands them to the writing thread.
 
-One call for each event; each costs the encoding of its line. Nothing is kept but the live sequences, whose tokens are
-the scheduler's own.
+There is one call per event, which costs the encoding of its line. Only the live sequences are kept; their tokens are
+the scheduler's own buffers.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ from penstock.ipc.version import VERSION as PROGRAM
 
 _PROMPT_DIGEST_BYTES = 16
 _TELLING = ("grammar", "grammar_bytes", "bad_words", "logit_bias", "allowed_token_ids")
-"""Fields of sampling parameters that could tell what was said."""
+"""Fields of sampling parameters that could reveal content."""
 _NAMED = ("request_id", "prompt_token_ids", "sampling", "n", "priority", "seconds_left", "tenant", "group")
 _NOT_MORE = (*_NAMED, "cache_salt", "images", "progress")
 _BATCH = ("rows", "start", "num_new", "samples")
@@ -74,7 +74,7 @@ class _Live(Struct):
 
 
 class Recorder:
-    """One run. Lives in the scheduler's process, from the start of its engine to the end."""
+    """Records one run. Lives in the scheduler's process as long as its engine."""
 
     def __init__(self, config: Config) -> None:
         """Begin a run at the end of the file that the options name."""
@@ -86,9 +86,9 @@ class Recorder:
         self._key = os.urandom(32)
         self._began = monotonic()
         self._live: dict[tuple[str, int], _Live] = {}
-        self._batch: bytes | None = None  # rows of the last plan, if it was one that the next may be the same as
+        self._batch: bytes | None = None  # rows of the last plan, if the next plan may repeat it
         self._num_preemptions = 0
-        self._num_lost = 0  # as far as the file tells
+        self._num_lost = 0  # as recorded in the file
         self._worker: Worker | None = None
         groups = {"model": config.model, "scheduler": options, "worker": config.worker}
         self._header = Header(
@@ -116,7 +116,7 @@ class Recorder:
     # --- workers ------------------------------------------------------------------------------
 
     def on_workers(self, hello: WorkerHello) -> None:
-        """Workers are ready, and know nothing."""
+        """Workers are ready, with empty rows."""
         self._batch = None
         self._worker = Worker(at=self._now(), hello=told(hello))
         self._put(self._worker)
@@ -124,7 +124,7 @@ class Recorder:
     # --- requests -----------------------------------------------------------------------------
 
     def on_request(self, message: AddRequest, scheduler: Scheduler | None, refusal: Refusal | None) -> None:
-        """A request has come, and was accepted or refused."""
+        """A request has arrived, and was accepted or refused."""
         self._begin_part_if_full()
         request = None if scheduler is None or refusal is not None else scheduler.requests[message.request_id]
         if request is not None:
@@ -186,7 +186,7 @@ class Recorder:
             self._end(name, "abort")
 
     def on_deltas(self, deltas: Iterable[SequenceDelta]) -> None:
-        """What is told to a frontend, but for the columns of its tokens: each first and each last token is in it."""
+        """Deltas are sent to a frontend, beside columns of tokens; first and last tokens of sequences are deltas."""
         for delta in deltas:
             name = (delta.request_id, delta.sequence_idx)
             live = self._live.get(name)
@@ -223,7 +223,7 @@ class Recorder:
     def on_plan(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """A step was planned a moment ago."""
         self._begin_part_if_full()
-        # A batch of decodes is one object for as long as it stays the same: then every row moves on by one position.
+        # A batch of decodes is the same object while it does not change; then every row advances by one position.
         is_plain = not (plan.num_drafts or plan.start_bounds)
         is_same = is_plain and plan.rows is self._batch and self.num_lost == self._num_lost
         self._batch = plan.rows if is_plain else None
@@ -243,7 +243,7 @@ class Recorder:
         )
 
     def on_result(self, result: StepResult, told_batches: Iterable[TokenBatch]) -> None:
-        """A step's result was applied, and this is what it brought the frontends."""
+        """A step's result was applied, and these batches were sent to the frontends."""
         self._put(
             Result(
                 at=self._now(),
@@ -278,7 +278,7 @@ class Recorder:
             self._num_lost = num_lost
 
     def _begin_part_if_full(self) -> None:
-        """Begin a new file between two lines, with what holds for all that follow."""
+        """If the file is full, begin a new one, with the lines that hold for all that follow."""
         if self._writer.part_bytes < self._max_part_bytes:
             return
         self._writer.begin_part()
@@ -295,7 +295,7 @@ class Recorder:
         return self._digest(name.encode()) if name else ""
 
     def _page_digests(self, token_ids: bytes, page_size: int, namespace: Any, images: ListOf[ImageRef]) -> bytes:
-        """Of the pages of a prompt that are full: each with all before it, and the images in them."""
+        """Digests of the prompt's full pages, each over the page, all before it, and the images in them."""
         if not page_size:
             return b""
         size = 4 * page_size

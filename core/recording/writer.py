@@ -1,10 +1,10 @@
-"""Writes a recording's lines to its files, in a thread: whoever records never waits for a disk or a reader.
+"""Writes a recording's lines to its files in a thread, so that the recorder never waits for a disk or a reader.
 
     offer ──▶ pending, at most MAX_PENDING_BYTES ──thread, every FLUSH_SECONDS──▶ FILE
     begin_part ─┘                                   FILE becomes FILE.1, which becomes FILE.2 ...; the oldest goes
 
-What cannot be written is dropped and counted: a full disk, a slow one, and a pipe without a reader cost lines, and
-nothing else. After a failure the file is opened again.
+Lines that cannot be written are dropped and counted: a full or slow disk, or a pipe without a reader, costs only lines.
+After a failure the file is opened again.
 """
 
 import errno
@@ -21,27 +21,27 @@ import structlog
 log = structlog.get_logger()
 
 _HEADER = b'{"kind":"header"'
-"""How a recording begins."""
+"""The beginning of every recording."""
 
 FLUSH_SECONDS = 0.1
 MAX_PENDING_BYTES = 16 << 20
 NUM_PARTS = 4
-"""Files that a recording has at most."""
+"""Most files of a recording."""
 CLOSE_SECONDS = 2.0
-"""How long the end of the program may wait for what is pending."""
+"""How long the end of the program may wait for pending lines."""
 
 
 class RecordingWriter:
-    """The files and their thread. All methods are called by one other thread."""
+    """The files and the thread that writes them. All methods must be called from one other thread."""
 
     def __init__(self, path: Path) -> None:
-        """Start the thread, which opens the file. A recording that is there already is continued."""
+        """Start the thread, which opens the file. An existing recording is continued."""
         self._path = path
         self.part_bytes = path.stat().st_size if path.is_file() else 0
-        """Size of the newest file, with what is pending for it."""
+        """Size of the newest file, including lines pending for it."""
         self._pending: deque[bytes | None] = deque()  # None: a new part begins here
         self._num_offered = 0  # bytes ever
-        self._num_done = 0  # bytes ever: of these, written or lost
+        self._num_done = 0  # bytes ever written or lost
         self._num_refused = 0  # lines
         self._num_unwritten = 0  # lines
         self._file = -1
@@ -56,7 +56,7 @@ class RecordingWriter:
         return self._num_refused + self._num_unwritten
 
     def offer(self, line: bytes) -> bool:
-        """Queue what makes a line. False if too much is pending already: then it is lost."""
+        """Queue a line. False if too much is pending already; the line is then lost."""
         if self._num_offered - self._num_done + len(line) > MAX_PENDING_BYTES:
             self._complain("it takes lines more slowly than they come")
             self._num_refused += 1
@@ -67,12 +67,12 @@ class RecordingWriter:
         return True
 
     def begin_part(self) -> None:
-        """What is offered from now on goes to a new file."""
+        """Write lines offered from now on to a new file."""
         self.part_bytes = 0
         self._pending.append(None)
 
     def close(self) -> None:
-        """Write what is pending, if that takes no longer than CLOSE_SECONDS, and end the thread."""
+        """Write pending lines for at most CLOSE_SECONDS, and end the thread."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 
@@ -87,7 +87,7 @@ class RecordingWriter:
         self._close_file()
 
     def _write_some(self) -> None:
-        """What is pending for one file."""
+        """Write the lines pending for one file."""
         if self._pending[0] is None:
             self._must_rotate = True
             self._pending.popleft()
@@ -137,12 +137,12 @@ class RecordingWriter:
             self._file = -1
 
     def _complain(self, reason: str) -> None:
-        if not self.num_lost:  # once
+        if not self.num_lost:  # log only the first loss
             log.error("lines of the recording are lost", file=str(self._path), reason=reason)
 
 
 def may_hold_recording(path: Path) -> bool:
-    """Whether lines may be added: there is no file yet, or an empty one, a recording, a pipe or a device.
+    """Whether lines may be added: the file is missing, empty, a recording, a pipe or a device.
 
     Raises:
         OSError: it cannot be read.
@@ -155,7 +155,7 @@ def may_hold_recording(path: Path) -> bool:
 
 
 def _ends_with_a_line(path: Path) -> bool:
-    """Whether what is written next begins a line. If that is unknown: no."""
+    """Whether the next write begins a line; False if that is unknown."""
     if not path.is_file():
         return not path.exists()
     with path.open("rb") as file:
