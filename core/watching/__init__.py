@@ -1,1 +1,1 @@
-"""What a scheduler does, for people who look at it (docs/watching.md): made only while somebody does."""
+"""A live view of the scheduler (docs/watching.md), produced only while it is watched."""

@@ -1,4 +1,4 @@
-"""How much may be told in a time."""
+"""Limits how much may be sent per time."""
 
 
 class Bucket:
@@ -12,18 +12,18 @@ class Bucket:
         self._at = now
 
     def has_room(self, units: float, now: float) -> bool:
-        """Whether so many units may be told."""
+        """Whether this many units may be sent now."""
         if now > self._at:
             self._room = min(self._most, self._room + (now - self._at) * self._rate)
             self._at = now
         return units <= self._room
 
     def use(self, units: float) -> None:
-        """They are told; there was room for them."""
+        """Count units as sent; there must have been room for them."""
         self._room -= units
 
     def take(self, units: float, now: float) -> bool:
-        """Both in one: False if there is no room."""
+        """Use units if there is room; False if there is none."""
         if not self.has_room(units, now):
             return False
         self._room -= units

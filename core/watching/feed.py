@@ -1,10 +1,10 @@
-"""Steps and events, noted while somebody watches: of bounded size, and sampled.
+"""The feed of a watched engine: steps and events, sampled and of bounded size.
 
-    planned ──▶ kept, if there is room ──▶ returned ──▶ told some times a second
-    arrived, admitted, preempted, ... ──▶ told, and kept in `Lives`
+    planned ──▶ kept, if there is room ──▶ returned ──▶ sent several times a second
+    arrived, admitted, preempted, ... ──▶ sent, and kept in `Lives`
 
-A step that is kept holds the bytes that the worker was sent: nothing is computed for it. Events are seldom; they are
-noted of all steps. What has no room is counted.
+A kept step holds the bytes that were sent to the worker, so nothing is computed for it. Events are rare, and noted for
+all steps. Steps and events without room are only counted.
 """
 
 from collections import deque
@@ -37,14 +37,14 @@ from penstock.ipc.messages import (
 
 STEPS_PER_SECOND, STEPS_AT_ONCE = 250, 50
 STEP_BYTES, EVENT_BYTES, ROW_BYTES = 96 << 10, 64 << 10, 64 << 10
-"""A second: of steps, of events, and of who runs and waits. At once, half of each."""
+"""Bytes per second for steps, for events, and for running and waiting sequences; bursts may be half of each."""
 
 MAX_WAITING = 64
 MAX_BYTES_PER_SECOND = STEP_BYTES + EVENT_BYTES + ROW_BYTES + (8 << 10)
-"""Of all messages together, as they are sent; the last part is for what each message has."""
+"""Limit for all messages together, as sent; the last part is for each message's overhead."""
 
 _STEP_SIZE, _EVENT_SIZE, _ROW_SIZE = 96, 56, 56
-"""Bytes without buffers and texts, at most."""
+"""Most bytes of one, without buffers and texts."""
 
 _MAX_TEXT = 400
 
@@ -64,14 +64,14 @@ class _Planned(NamedTuple):
 
 
 class Feed:
-    """What those who watch one engine are told. Times are seconds of the scheduler's clock."""
+    """Collects the messages for the watchers of one engine. Times are seconds of the scheduler's clock."""
 
     def __init__(self, scheduler: Scheduler | None, now: float) -> None:
-        """`scheduler`: None if there is none yet. Its requests are known from here on."""
+        """`scheduler`: None if there is none yet. Its requests are followed from now on."""
         self.lives = Lives()
-        self._planned: deque[_Planned] = deque()  # kept, without a result
-        self._last_id = -1  # of the last step that was kept
-        self._rows: bytes | None = None  # of that step
+        self._planned: deque[_Planned] = deque()  # kept steps without a result
+        self._last_id = -1  # of the last kept step
+        self._rows: bytes | None = None  # of the last kept step
         self._num_decodes = 0
         self._steps: list[WatchedStep] = []
         self._events: list[SequenceEvent] = []
@@ -86,7 +86,7 @@ class Feed:
             self._begin_known(request, now)
 
     def _begin_known(self, request: Request, now: float) -> None:
-        """A request that came before anybody watched: what its state tells."""
+        """Derive the events of a request that arrived before the feed began from its state."""
         num_seqs = 1 + max(seq.sequence_idx for seq in (*request.running, *request.waiting))
         came = request.arrived or now
         what = SequenceEvent(came, "arrived", request.request_id, 0, -1, request.num_prompt_tokens, num_seqs)
@@ -101,7 +101,7 @@ class Feed:
     # --- requests -----------------------------------------------------------------------------
 
     def on_request(self, message: AddRequest, now: float) -> None:
-        """A request has come, and was accepted or refused: then its deltas follow."""
+        """A request has arrived. If it was refused, its deltas follow."""
         num_tokens = len(message.prompt_token_ids) // 4
         event = SequenceEvent(now, "arrived", message.request_id, 0, -1, num_tokens, message.n)
         self.lives.begin(event, range(message.n))
@@ -129,7 +129,7 @@ class Feed:
                 self.on_steer(AbortRequest(request.request_id), request, now)
 
     def on_deltas(self, deltas: Iterable[SequenceDelta], scheduler: Scheduler | None, now: float) -> None:
-        """What is told to a frontend, but for the columns of its tokens: each first and each last token is in it."""
+        """Deltas are sent to a frontend, beside columns of tokens; first and last tokens of sequences are deltas."""
         for delta in deltas:
             name = (delta.request_id, delta.sequence_idx)
             request = None if scheduler is None else scheduler.requests.get(delta.request_id)
@@ -138,7 +138,7 @@ class Feed:
                 if (seq := next((seq for seq in live if seq.sequence_idx == name[1]), None)) is not None:
                     self._begun[name] = seq
                 self._note(SequenceEvent(now, "first token", *name, tokens=len(delta.token_ids)))
-            if delta.finish_reason is None or delta.finish_reason == "abort":  # that was told when it was ordered
+            if delta.finish_reason is None or delta.finish_reason == "abort":  # the abort was noted when it was ordered
                 continue
             seq = self._begun.pop(name, None)
             num_tokens = len(delta.token_ids) if seq is None else seq.num_outputs
@@ -155,7 +155,7 @@ class Feed:
     # --- steps --------------------------------------------------------------------------------
 
     def planned(self, step: ScheduledStep, scheduler: Scheduler, started: float, sent: float) -> None:
-        """A step was planned, from `started` on, and is sent at `sent`."""
+        """A step was planned, beginning at `started`, and is sent at `sent`."""
         plan, in_flight = step.plan, scheduler.in_flight[-1]
         for gone in step.preempted:
             text = f"swapped: {gone.reason}" if gone.is_swapped else gone.reason
@@ -204,12 +204,12 @@ class Feed:
         self._last_id, self._rows, self._num_decodes = plan.step_id, plan.rows, num_decodes
 
     def returned(self, result: StepResult, told: Iterable[TokenBatch], scheduler: Scheduler, received: float) -> None:
-        """A step's result was applied, and this is what it brought the frontends."""
+        """A step's result was applied, and these batches were sent to the frontends."""
         for batch in told:
             if batch.deltas:
                 self.on_deltas(batch.deltas, scheduler, received)
         if not self._planned or self._planned[0].step_id != result.step_id:
-            return  # it was left out
+            return  # the step was not kept
         kept = self._planned.popleft()
         plan, end = kept.plan, 4 * kept.num_decodes
         self._steps.append(
@@ -237,15 +237,15 @@ class Feed:
         )
 
     def forget_planned(self, now: float) -> None:
-        """The worker is gone; the results of its steps will not come, and all that ran waits again."""
+        """The worker is gone: the results of its steps will not come, and all running sequences wait again."""
         self._planned.clear()
         self._rows = None
         self._tell(SequenceEvent(now, "worker lost", ""))
 
-    # --- what is told -------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------
 
     def take(self, scheduler: Scheduler | None, now: float, unix_time: float, *, is_whole: bool) -> WatchedSteps:
-        """All that was noted since the last time. With `is_whole` also a picture of all that is there."""
+        """Return everything noted since the last call; with `is_whole` also the whole current state."""
         waiting: tuple[Waiting, ...] = ()
         picture, reasons, totals = None, dict[str, int](), dict[str, int]()
         if scheduler is not None:
@@ -256,7 +256,7 @@ class Feed:
             totals = _totals(scheduler)
             if is_whole:
                 picture = self._picture(scheduler, now)
-                self._rows = None  # who has begun to watch knows no step before
+                self._rows = None  # a new watcher knows no earlier step
         steps, self._steps = self._steps, []
         events, self._events = self._events, []
         num_steps, self._num_steps_left_out = self._num_steps_left_out, 0
@@ -268,7 +268,7 @@ class Feed:
         )  # fmt: skip
 
     def look(self, scheduler: Scheduler, now: float) -> list[Waiting]:
-        """Why the first sequences wait now."""
+        """Return the first waiting sequences with their current reasons."""
         shown = [_waiting(seq, why) for seq, why in scheduler.reasons().waiting(MAX_WAITING)]
         for event in self.lives.looked(shown, now):
             self._tell(event)

@@ -1,9 +1,9 @@
-"""The lives of requests: what has happened to each, and why it waited at each moment. Bounded in every direction.
+"""The lives of requests: the events of each, and why it waited at each moment. All sizes are bounded.
 
     arrived -- waited, waited, ... -- admitted -- chunk, chunk, ... -- first token ---- finished
                  ^ why                    `-- preempted -- waited ... admitted again --'
 
-Why a sequence waits is looked at some times a second; a reason holds until another one is seen, so there are no gaps.
+Reasons are sampled several times a second; each holds until another one is seen, so there are no gaps.
 """
 
 from collections import OrderedDict, deque
@@ -16,13 +16,13 @@ from penstock.ipc.messages import RequestLife, SequenceEvent, Waiting
 MAX_REQUESTS, MAX_FIRST_EVENTS, MAX_LAST_EVENTS, MAX_WAITS = 512, 64, 192, 8192
 
 SOON = 0.5
-"""Seconds: who waits for less is said to have just come, if nobody has looked meanwhile."""
+"""Seconds: a shorter wait without a sampled reason is shown as having just come."""
 
-_Name = tuple[str, int]  # of a sequence: its request's id, and its index
+_Name = tuple[str, int]  # a sequence's request id and index
 
 
 class Life:
-    """The events of one request: the first ones and the last ones."""
+    """The events of one request: the first and the last ones."""
 
     __slots__ = ("_first", "_last", "is_live", "is_watched", "num_left_out")
 
@@ -34,7 +34,7 @@ class Life:
         self.is_watched = is_watched  # from its arrival on
 
     def add(self, event: SequenceEvent) -> None:
-        """The next event."""
+        """Add the next event."""
         if len(self._first) < MAX_FIRST_EVENTS:
             self._first.append(event)
             return
@@ -44,24 +44,24 @@ class Life:
             self.num_left_out += 1
 
     def events(self) -> list[SequenceEvent]:
-        """All that is kept, in order."""
+        """Return all kept events, in order."""
         return [*self._first, *self._last]
 
 
 class _Wait(NamedTuple):
     since: float
-    reason: str  # empty: nobody has looked
+    reason: str  # empty: not sampled yet
 
 
 class Lives:
     """The lives of the latest requests."""
 
     def __init__(self) -> None:
-        self._lives: OrderedDict[str, Life] = OrderedDict()  # the oldest first
-        self._waits: dict[_Name, _Wait] = {}  # of sequences that wait
+        self._lives: OrderedDict[str, Life] = OrderedDict()  # oldest first
+        self._waits: dict[_Name, _Wait] = {}  # current waits
 
     def begin(self, arrived: SequenceEvent, waiting: Iterable[int], *, is_watched: bool = True) -> None:
-        """A request has come: its first event. `waiting`: the indices of its sequences that wait."""
+        """A request has arrived, with its first event. `waiting`: the indices of its waiting sequences."""
         request_id = arrived.request_id
         life = self._lives[request_id] = Life(is_watched=is_watched)
         self._lives.move_to_end(request_id)
@@ -72,7 +72,7 @@ class Lives:
             self._drop_one()
 
     def add(self, event: SequenceEvent) -> SequenceEvent | None:
-        """Something has happened; returns the wait that it has ended, if it has ended one."""
+        """Add an event; return the wait that it has ended, if any."""
         life = self._lives.get(event.request_id)
         if life is None:
             return None
@@ -94,7 +94,7 @@ class Lives:
             life.is_live = False
 
     def looked(self, waiting: Iterable[Waiting], now: float) -> list[SequenceEvent]:
-        """This is why sequences wait now; returns the waits for other reasons that have ended."""
+        """Set the sequences' current reasons to wait; return the waits for other reasons that have thereby ended."""
         ended: list[SequenceEvent] = []
         for each in waiting:
             name = (each.request_id, each.sequence_idx)
@@ -111,7 +111,7 @@ class Lives:
         return ended
 
     def tell(self, number: int, wanted: str, now: float, unix_time: float) -> RequestLife:
-        """The life of the latest request whose id contains this."""
+        """Return the life of the latest request whose id contains `wanted`."""
         request_id = next((each for each in reversed(self._lives) if wanted in each), "")
         if not request_id:
             return RequestLife(number, now, unix_time, "", (), 0, False, False)
@@ -130,7 +130,7 @@ class Lives:
             self._waits[name] = _Wait(since, "")
 
     def _drop_one(self) -> None:
-        """The oldest one that has ended; if all live, the oldest."""
+        """Drop the oldest request that has ended; if all live, the oldest."""
         request_id = next((each for each, life in self._lives.items() if not life.is_live), next(iter(self._lives)))
         life = self._lives.pop(request_id)
         for idx in range(life.events()[0].more):

@@ -1,9 +1,9 @@
-"""Who owns each page of the KV pool. Worked out in small parts, between which the scheduler goes on.
+"""A map of the KV pool's pages and their owners. Computed in small parts, between which the scheduler runs.
 
     pages    0 1 2 3 4 5 6 7 8 9 ...        owners    a a s s b b b c c f       s: several tables, c: cached, f: free
     runs     (a, 2) (s, 2) (b, 3) (c, 2) (f, 1)
 
-Of a pool with more pages than `MAX_CELLS`, several make a cell, which shows the state that most of its pages have.
+In a pool with more than `MAX_CELLS` pages, several pages make a cell, which shows the state of most of them.
 """
 
 from array import array
@@ -21,24 +21,24 @@ from penstock.ipc.messages import CACHED, FREE, HELD, OWNED, SHARED, PageMap, Pa
 
 MAX_CELLS = 4096
 MAX_OWNERS = 2048
-"""Of those that are named; pages of others are held by somebody."""
+"""Most owners that are named; pages of further ones are shown as held."""
 
 _PART = 4096
-"""Pages that are looked at before others have their turn: half a millisecond."""
+"""Pages per part of the work: half a millisecond."""
 
 _NAMES = {FREE: "free", CACHED: "cached", SHARED: "shared", HELD: "held"}
 
 
 def page_map(number: int, scheduler: Scheduler) -> Generator[None, None, PageMap]:
-    """Yields between parts of the work; returns the map."""
+    """Yield between parts of the work; return the map."""
     kv = scheduler.kv
     owners: list[tuple[str, int, int]] = []
-    of_page = array("i", bytes(4 * kv.pool.num_pages))  # FREE; then states, and owners
+    of_page = array("i", bytes(4 * kv.pool.num_pages))  # FREE at first; then states and owners
     groups = array("i", [-1]) * kv.pool.num_pages
     num_done = 0
     for seq in list(scheduler.running):
         if seq.row < 0 or scheduler.kv is not kv:
-            continue  # it has left meanwhile, or its pages are another worker's
+            continue  # it has left meanwhile, or the worker was replaced
         tables = [seq.page_ids, *(table.page_ids for table in seq.window_tables)]
         code = OWNED + len(owners) if len(owners) < MAX_OWNERS else HELD
         if code != HELD:
@@ -81,13 +81,13 @@ def page_map(number: int, scheduler: Scheduler) -> Generator[None, None, PageMap
 
 
 def _without_tables(kv: KVPages, of_page: "array[int]", groups: "array[int]") -> Generator[None, None, None]:
-    """The pages of the prefix cache alone, and those that the tables share with nobody who runs."""
+    """Add pages that only the prefix cache owns, and those in tables of holders that do not run."""
     pool = kv.pool
     for start in range(0, pool.num_pages, _PART):
         for page_id in range(start, min(start + _PART, pool.num_pages)):
             if of_page[page_id] == FREE:
                 if pool.num_users(page_id):
-                    of_page[page_id] = HELD  # of a sequence that has just come, or is being handed over
+                    of_page[page_id] = HELD  # of a sequence that has just come, or of a handover
                 elif pool.is_cached(page_id):
                     of_page[page_id] = CACHED
                     groups[page_id] = next((i for i, group in enumerate(kv.windows, 1) if group.has(page_id)), 0)
@@ -97,7 +97,7 @@ def _without_tables(kv: KVPages, of_page: "array[int]", groups: "array[int]") ->
 def _runs(
     tier: Literal["device", "host"], states: ListOf[int], groups: "array[int] | None"
 ) -> Generator[None, None, PageRuns]:
-    """Cells, run-length coded."""
+    """Return the cells, run-length encoded."""
     num_pages = len(states)
     cell = max(1, -(-num_pages // MAX_CELLS))
     counts: Counter[int] = Counter()

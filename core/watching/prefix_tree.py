@@ -1,9 +1,9 @@
-"""The prefix cache's tree, as people can read it: runs of pages without branches are one node. Bounded in every way.
+"""The prefix cache's tree in readable form: runs of pages without branches are one node. All sizes are bounded.
 
-    root ── [p p p p] ─┬─ [p p]          three nodes; of each: its tokens, those below it, who uses it, how often it
-                       └─ [p]            was found, and when it was used last
+    root ── [p p p p] ─┬─ [p p]          three nodes, each with its tokens, those below it, its users, its number of
+                       └─ [p]            hits, and the time of its last use
 
-The largest parts are shown first. Worked out in small parts, between which the scheduler goes on.
+The largest subtrees come first. Computed in small parts, between which the scheduler runs.
 """
 
 from bisect import bisect_left
@@ -24,38 +24,38 @@ _CLOCKS_KEPT = 4096
 
 
 class Clock:
-    """The time of the prefix cache, which counts events, in seconds: as far as somebody has looked at both."""
+    """Converts the prefix cache's clock, which counts events, to seconds, as far as both were noted together."""
 
     def __init__(self) -> None:
         self._clocks: deque[int] = deque(maxlen=_CLOCKS_KEPT)
         self._times: deque[float] = deque(maxlen=_CLOCKS_KEPT)
 
     def note(self, clock: int, now: float) -> None:
-        """Both at one moment."""
+        """Note both clocks at one moment."""
         if not self._clocks or clock > self._clocks[-1]:
             self._clocks.append(clock)
             self._times.append(now)
 
     def restart(self) -> None:
-        """The cache is another one."""
+        """Forget all: the cache was replaced."""
         self._clocks.clear()
         self._times.clear()
 
     def time_of(self, clock: int) -> float:
-        """When that was, or a moment later; 0: before the first look."""
+        """Return when that was, or a moment later; 0: outside the noted range."""
         place = bisect_left(self._clocks, clock)
         return self._times[place] if 0 < place < len(self._times) else 0.0
 
 
 class _Sum(NamedTuple):
-    num_pages: int  # of the node and all below it
+    num_pages: int  # in the node and all below it
     num_hits: int
 
 
 def prefix_tree(
     question: ListPrefixes, scheduler: Scheduler, clock: Clock, now: float
 ) -> Generator[None, None, PrefixTree]:
-    """Yields between parts of the work; returns the tree, without what has gone meanwhile."""
+    """Yield between parts of the work; return the tree, without nodes that were evicted meanwhile."""
     cache, size = scheduler.kv.cache, scheduler.kv.page_size
     if cache is None:
         return PrefixTree(question.number, now, size, 0, 0, (), True)
@@ -88,7 +88,7 @@ def prefix_tree(
 
 
 def _sum_up(cache: PrefixCache, sums: dict[CacheNode, _Sum]) -> Generator[None, None, bool]:
-    """Pages and hits of each node with all below it; returns whether there were too many."""
+    """Sum up pages and hits of each node and all below it; return whether there were too many nodes."""
     order: list[CacheNode] = []
     stack = cache.roots()
     while stack and len(order) < MAX_NODES_LOOKED_AT:
@@ -111,7 +111,7 @@ def _pages(sums: dict[CacheNode, _Sum], node: CacheNode) -> int:
 
 
 def _run_from(node: CacheNode) -> Sequence[CacheNode]:
-    """The nodes up to the next branch, end, or one with other users."""
+    """Return the nodes up to the next branch, a leaf, or a node with other users."""
     run = [node]
     while node.parent is not None and len(node.children) == 1:
         [child] = node.children.values()
