@@ -1,4 +1,4 @@
-"""The `penstock` command. It starts the other packages by module name and imports none of them."""
+"""The `penstock` command. It starts the other packages by module name, and imports none of them."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ _TOOLS = {
 }
 
 
-# command of another engine -> what to do here
+# another engine's command -> what to use here
 _OTHER_COMMANDS = {
     "pull": "`penstock serve ORG/NAME` downloads a checkpoint and serves it; `penstock models --download ORG/NAME` "
     "downloads it alone",
@@ -85,10 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, AddressError) as error:
         _complain(str(error))
         return process.EXIT_CONFIG
-    except KeyboardInterrupt:  # while a checkpoint is downloaded: the server has its own way to end
+    except KeyboardInterrupt:  # during a download; the server handles signals itself
         _complain("stopped; the same command goes on with the download")
         flush_logs()
-        os._exit(128 + signal.SIGINT)  # without waiting for the library's threads
+        os._exit(128 + signal.SIGINT)  # do not wait for the library's threads
 
 
 def _run(arguments: list[str]) -> int:
@@ -180,11 +180,11 @@ def _run_server(command: str, config: Config, rank: int) -> int:
         if command != "worker":
             embeddings_of(open_model(config), config.frontend)
         if config.worker.speculative_config:
-            from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+            from penstock.core.checkpoint.drafts.check import check_drafter  # rarely needed
 
             check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
     if command in ("serve", "scheduler"):
-        make_policy(config.scheduler.scheduling_policy)  # fails here, with a sentence, rather than in a child
+        make_policy(config.scheduler.scheduling_policy)  # fail here, with a clear message, rather than in a child
     num_engines = config.parallel.data_parallel_size
     if command in ("scheduler", "worker") and num_engines > 1:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
         return serve(config)
     if config.ipc.runtime_dir:
         with private_dir(config.ipc.runtime_dir):
-            pass  # now it exists, whichever process starts first
+            pass  # create it before any process needs it
     if command == "scheduler":
         return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
     if command == "worker":
@@ -215,7 +215,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
 
 
 def _become(module: str, config: Config, *arguments: str) -> int:
-    """Replace this process by one that runs `module`, so that it gets signals and sets the exit code directly."""
+    """Replace this process by one that runs `module`, so that `module` gets signals and sets the exit code directly."""
     descriptor = process.pass_config(config)
     os.set_inheritable(descriptor, True)
     flush_logs()  # of a download

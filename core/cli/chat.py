@@ -37,7 +37,7 @@ class ChatError(Exception):
 
 
 class Reasoning(str):
-    """A piece of the model's reasoning before its answer; it is not kept in the history."""
+    """A piece of the model's reasoning before its answer; not kept in the history."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Stats:
     usage: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """One line for people."""
+        """Return the statistics as one line."""
         if not self.usage:
             return "no answer yet"
         num_tokens = self.usage.get("completion_tokens", 0)
@@ -63,7 +63,7 @@ class Stats:
 
 @dataclass
 class Conversation:
-    """What is sent: the messages so far, the parameters, and the server's address."""
+    """The messages so far, the parameters, and the server's address."""
 
     url: str
     model: str
@@ -74,13 +74,13 @@ class Conversation:
     stats: Stats = field(default_factory=Stats)
 
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     async def answer(self, text: str) -> AsyncIterator[str]:
         """Send a user message; yields pieces of the answer, and keeps both in the history.
 
-        An answer that is interrupted (Ctrl-C) stays in the history as far as it came.
+        The received part of an interrupted answer (Ctrl-C) stays in the history.
 
         Raises:
             ChatError: if the server refuses or cannot be reached.

@@ -1,4 +1,4 @@
-"""What `penstock doctor` looks at without torch: versions, processor, memory, limits; each check tells what to do."""
+"""The checks of `penstock doctor` that need no torch: versions, processor, memory, limits; each with advice."""
 
 import os
 import platform
@@ -16,23 +16,23 @@ from penstock.core.cli.figures import size
 from penstock.ipc.version import NAME
 
 Level = Literal["fine", "note", "slow", "broken"]
-"""`note`: to know; `slow`: it serves, but worse than it could; `broken`: it does not serve."""
+"""`note`: information; `slow`: serves, but slower than possible; `broken`: cannot serve."""
 
 FEATURES = (
     *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
-"""Of processors, as /proc/cpuinfo calls them: those that kernels use."""
+"""Processor features that kernels use, by their names in /proc/cpuinfo."""
 
 _LEAST_FILES = 4096
 _LEAST_SHM = 64 << 20
 _BUSY = 0.5
-"""Load average of a core above which figures are not those of a quiet machine."""
+"""Load average per core above which the machine is too busy for reliable figures."""
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     title: str
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def all_checks(root: Path = Path("/")) -> Iterator[Finding]:
-    """Everything; `root` is where the system's files are."""
+    """Run all checks; `root` is where the system's files are."""
     yield from packages()
     yield processor(root)
     yield from cores(root)
@@ -54,7 +54,7 @@ def all_checks(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Whether what is installed is what this version needs."""
+    """Whether the installed packages are what this version needs."""
     from packaging.requirements import InvalidRequirement, Requirement  # nothing else needs it
 
     if sys.platform != "linux":
@@ -93,7 +93,7 @@ def packages() -> Iterator[Finding]:
 
 
 def processor(root: Path = Path("/")) -> Finding:
-    """Its name and the features that kernels use."""
+    """The processor's name, and its features that kernels use."""
     lines = _read(root / "proc/cpuinfo").splitlines()
     fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
@@ -108,7 +108,7 @@ def processor(root: Path = Path("/")) -> Finding:
 
 
 def cores(root: Path = Path("/")) -> Iterator[Finding]:
-    """How many this process may use, and whether others use them."""
+    """How many cores this process may use, and whether other processes use them."""
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").strip().partition(" ")
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1
@@ -135,7 +135,7 @@ def cores(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def memory(root: Path = Path("/")) -> Iterator[Finding]:
-    """What there is, and what a control group leaves of it."""
+    """The machine's memory, and what a control group leaves of it."""
     found = memory_bytes(root)
     if found is None:
         return
@@ -144,7 +144,7 @@ def memory(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def memory_bytes(root: Path = Path("/")) -> tuple[int, int] | None:
-    """All, and what is available to this process; None if the system does not tell."""
+    """Total memory, and the part available to this process; None if the system does not say."""
     fields = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     try:
         total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -158,7 +158,7 @@ def memory_bytes(root: Path = Path("/")) -> tuple[int, int] | None:
 
 
 def huge_pages(root: Path = Path("/")) -> Finding:
-    """Weights are read a tenth to a third faster from pages of 2 MiB."""
+    """Whether huge pages are on: weights are read a tenth to a third faster from pages of 2 MiB."""
     path = root / "sys/kernel/mm/transparent_hugepage/enabled"
     text = _read(path)
     chosen = text.partition("[")[2].partition("]")[0]
@@ -169,7 +169,7 @@ def huge_pages(root: Path = Path("/")) -> Finding:
 
 
 def open_files() -> Finding:
-    """Each connection is one; a server raises its own limit as far as it may."""
+    """The limit of open files: each connection is one; a server raises its own limit as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     text = f"{soft:,}, which a server may raise to {most}"
@@ -180,7 +180,7 @@ def open_files() -> Finding:
 
 
 def shared_memory(root: Path = Path("/")) -> Finding:
-    """What ranks of one group exchange over."""
+    """Shared memory, over which the ranks of a group communicate."""
     folder = root / "dev/shm"
     try:
         usage = shutil.disk_usage(folder)
@@ -198,7 +198,7 @@ def shared_memory(root: Path = Path("/")) -> Finding:
 
 
 def folders() -> Finding:
-    """Sockets and helpers need a folder for temporary files."""
+    """Whether there is a folder for temporary files, which sockets and helpers need."""
     try:
         with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
             return Finding("fine", "temporary files", str(Path(folder).parent))

@@ -1,4 +1,4 @@
-"""`penstock doctor`: this machine, what serves a model on it and how fast, and what is misconfigured."""
+"""`penstock doctor`: examines this machine, how fast it serves a model, and what is misconfigured."""
 
 import argparse
 import json
@@ -22,14 +22,14 @@ from penstock.core.planning.plan import Plan
 from penstock.core.planning.requests import Describe, Inspect, Installation, Measurer, MemoryRate
 
 _CONTEXT = 256
-"""Tokens of the sequence whose speed is told."""
+"""Context in tokens for the reported speed."""
 _OF_CACHES = 64 << 20
-"""Bytes of weights that processors may hold in their caches."""
+"""Bytes of weights that processor caches may hold."""
 _COLOURS = {"fine": "green", "note": "cyan", "slow": "yellow", "broken": "red"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, measure, print; returns the exit code (1: something is broken)."""
+    """Check, measure, print; return the exit code (1: something is broken)."""
     parser = argparse.ArgumentParser(
         prog="penstock doctor",
         description="Look at this machine: versions, processor and kernels, memory, limits, GPUs. Measure how fast it "
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _decoder(model: str | None) -> Decoder | None:
-    """The model's description; None if transformers' code computes it.
+    """Return the model's description; None if transformers' code computes the model.
 
     Raises:
         ConfigError: there is none, or it cannot be served.
@@ -72,7 +72,7 @@ def _decoder(model: str | None) -> Decoder | None:
 
 
 def _measured(name: str, decoder: Decoder | None, *, is_quick: bool) -> Iterator[Finding]:
-    """What needs torch, which another process has."""
+    """Run the checks that need torch, in another process."""
     try:
         with Measurer() as measurer:
             there = measurer.ask(Inspect(), Installation)
@@ -94,7 +94,7 @@ def _measured(name: str, decoder: Decoder | None, *, is_quick: bool) -> Iterator
 
 
 def _by_memory_alone(rate: float, there: Installation) -> Machine:
-    """A CPU that computes as fast as it reads: nobody is faster."""
+    """Return a CPU that computes as fast as it reads memory, an upper bound."""
     found = memory_bytes()
     return Machine(
         name="this processor",
@@ -109,7 +109,7 @@ def _by_memory_alone(rate: float, there: Installation) -> Machine:
 
 
 def kernels(there: Installation) -> Iterator[Finding]:
-    """Which kernels a CPU's worker gets."""
+    """Which kernels a worker on this CPU gets."""
     compiler = there.compiler or "no compiler"
     if there.library:
         fits = f"for {there.family}" if there.family else "for this processor"
@@ -129,7 +129,7 @@ def kernels(there: Installation) -> Iterator[Finding]:
 
 
 def gpus(there: Installation) -> Iterator[Finding]:
-    """What torch finds, and what it should have found."""
+    """The GPUs that torch finds, and those that it should have found."""
     for name, num_bytes in there.gpus:
         yield Finding(
             "fine", "GPU", f"{name}, {size(num_bytes)}, driver {there.driver or '?'}, CUDA {there.cuda or '?'}"
@@ -151,7 +151,7 @@ def gpus(there: Installation) -> Iterator[Finding]:
 
 
 def expected(name: str, decoder: Decoder, machine: Machine) -> Iterator[Finding]:
-    """How fast a model is expected to be on a machine that was measured, or is known."""
+    """The expected speed of a model on a measured or known machine."""
     plan = Plan(Costs(decoder, machine.weights, machine.kv), machine)
     context = min(_CONTEXT, decoder.max_model_len)
     about = "about" if plan.is_measured else "at most"

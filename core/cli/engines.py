@@ -1,4 +1,4 @@
-"""The routes for those who run the server, as commands ask for them."""
+"""A client of the server's administration routes, for commands."""
 
 import json
 import urllib.error
@@ -7,18 +7,18 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """The server does not do what was asked; the message says why."""
+    """The server has refused an order; the message says why."""
 
 
 class Server:
-    """The server's routes."""
+    """A server, by its routes."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """All engines, by their names."""
+        """Return all engines by name."""
         return {each["id"]: each for each in self._ask("GET", "/engines")["data"]}
 
     def order(self, engine: str, what: str, body: dict[str, str] | None = None) -> None:
@@ -26,11 +26,11 @@ class Server:
         self._ask("POST", f"/engines/{engine}/{what}", body)
 
     def get(self, path: str) -> dict[str, Any]:
-        """What a route answers."""
+        """Return a route's JSON answer."""
         return self._ask("GET", path)
 
     def text(self, path: str) -> str:
-        """The same, of one that does not answer with JSON."""
+        """Return the answer of a route that does not use JSON."""
         return self._send("GET", path).decode(errors="replace")
 
     def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:

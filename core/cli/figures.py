@@ -1,4 +1,4 @@
-"""A server's metrics as numbers: sums over its engines, rates and percentiles between two looks at it."""
+"""A server's metrics as numbers: sums over its engines, and rates and percentiles between two samples."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _PREFIX = "penstock_"
 
 @dataclass(frozen=True)
 class Look:
-    """All samples of one moment; names without their prefix."""
+    """All metrics at one moment; names without their prefix."""
 
     samples: Mapping[tuple[str, Labels], float]
     at: float = field(default_factory=time.monotonic)
@@ -33,7 +33,7 @@ class Look:
 
 
 def read_look(text: str) -> Look:
-    """The samples of /metrics.
+    """Parse the text of /metrics.
 
     Raises:
         ValueError: it is not Prometheus' text format.
@@ -48,7 +48,7 @@ def read_look(text: str) -> Look:
 
 @dataclass(frozen=True)
 class Span:
-    """From one look to a later one. A counter that fell belongs to a process that was started anew: from zero."""
+    """The time between two looks. A counter that fell belongs to a restarted process, and counts from zero."""
 
     before: Look
     after: Look
@@ -63,7 +63,7 @@ class Span:
         return grown if grown >= 0 else self.after.total(name, **labels)
 
     def rate(self, name: str, **labels: str) -> float:
-        """The same, per second."""
+        """How much a counter grew per second."""
         return self.count(name, **labels) / self.seconds
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
@@ -71,7 +71,7 @@ class Span:
         return {value: self.count(name, **{label: value}) for value in self.after.by(name, label)}
 
     def percentiles(self, name: str, *wanted: float) -> tuple[float | None, ...]:
-        """Of a histogram; None where nothing was counted."""
+        """Percentiles of a histogram; None if nothing was counted."""
         bounds = {
             float(bound): self.count(f"{name}_bucket", le=bound) for bound in self.after.by(f"{name}_bucket", "le")
         }
@@ -79,9 +79,9 @@ class Span:
 
 
 def quantile(cumulative: Mapping[float, float], share: float) -> float | None:
-    """A quantile by counts up to each bound, even within a bucket, as Prometheus' `histogram_quantile`.
+    """A quantile from cumulative counts, interpolated within a bucket like Prometheus' `histogram_quantile`.
 
-    None if nothing was counted; what is above the last finite bound counts as that bound.
+    None if nothing was counted; values above the last finite bound count as that bound.
     """
     bounds = sorted(cumulative)
     if not bounds or not cumulative[bounds[-1]]:
@@ -98,7 +98,7 @@ def quantile(cumulative: Mapping[float, float], share: float) -> float | None:
 
 
 def seconds(value: float | None) -> str:
-    """A time for people, with three digits."""
+    """Format a time, with three digits."""
     if value is None:
         return "-"
     if value < 1:
@@ -107,7 +107,7 @@ def seconds(value: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """A count or a rate for people."""
+    """Format a count or a rate."""
     if value >= 1e5:
         for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
             if value >= unit:
@@ -116,7 +116,7 @@ def number(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"

@@ -50,7 +50,7 @@ def _make_channel_keys(path: Path, if_missing: bool) -> int:
 
 
 def _print_api_key(args: argparse.Namespace) -> None:
-    """Print the key to give away, and the entry for the file: the key cannot be recovered from the entry."""
+    """Print the key for its user, and the entry for the key file, from which the key cannot be recovered."""
     key = f"pk-{secrets.token_urlsafe(32)}"
     print(f"API key, shown only now: {key}", file=sys.stderr)
     listed = ", ".join(f'"{scope}"' for scope in args.scopes)

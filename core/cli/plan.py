@@ -28,13 +28,13 @@ from penstock.ipc.process import EXIT_CONFIG
 THIS = "this"
 _USUAL = "h100"
 _COMPUTED_IN = {"int8": "int8", "fp8": "fp8"}
-"""Formats with rounded inputs: products are computed in them, too."""
+"""Formats whose inputs are rounded, too: products are computed in them."""
 _BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 _GB = 1e9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a plan; returns the exit code (2: the options cannot work)."""
+    """Print a plan; return the exit code (2: the options cannot work)."""
     args = _parser().parse_args(argv)
     compared = None
     try:
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def figures(plan: Plan, load: Load, batch: int | None, context: int, price: float | None) -> dict[str, Any]:
-    """Everything that a plan says; times in ms, memory in bytes.
+    """Return all figures of a plan; times in ms, memory in bytes.
 
     Args:
         plan: whose figures.
-        load: what it is for.
-        batch: sequences at once; the fewest that serve the load if None.
-        context: tokens of each.
-        price: of a device for an hour.
+        load: the load that it serves.
+        batch: sequences at once; None: the fewest that serve the load.
+        context: tokens of each sequence.
+        price: of one device per hour.
     """
     costs, ledger, layout = plan.costs, plan.ledger, plan.layout
     batch = batch or batch_for(plan, load) or max(1, plan.max_batch(context))
@@ -118,7 +118,7 @@ def figures(plan: Plan, load: Load, batch: int | None, context: int, price: floa
 
 
 def _machine(args: argparse.Namespace) -> Machine:
-    """The device that is asked for; this machine's may have to be measured."""
+    """Return the requested device; this machine's may have to be measured."""
     machines = load_machines(args.machines)
     if args.gpu == THIS or args.verify:
         if args.gpu not in (THIS, None):
@@ -133,7 +133,7 @@ def _machine(args: argparse.Namespace) -> Machine:
 
 
 def _chosen(args: argparse.Namespace, costs: Costs, machine: Machine, load: Load) -> Plan:
-    """The layout that is asked for, else the smallest that serves the load."""
+    """Return the plan with the requested layout, else the smallest that serves the load."""
     wanted = args.tp, args.pp, args.dp, args.enable_expert_parallel, args.num_redundant_experts
     if any(wanted):
         tp, pp, dp, ep, num_redundant = wanted
@@ -148,7 +148,7 @@ def _chosen(args: argparse.Namespace, costs: Costs, machine: Machine, load: Load
 
 
 def read_decoder(model: str) -> Decoder:
-    """The description of a model in a folder, or in the local cache.
+    """Return the description of a model in a folder or in the local cache.
 
     Raises:
         ConfigError: there is none.

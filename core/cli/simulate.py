@@ -35,14 +35,14 @@ from penstock.ipc.process import EXIT_CONFIG
 
 _GROUPS = ("scheduler", "worker", "model")
 _BESIDE = {"max_model_len", "num_pages", "host_kv_gib"}
-"""Options of other groups than the scheduler's that a simulation follows."""
+"""Options outside the scheduler's group that a simulation honours."""
 
 _IGNORED = {"record"}
-"""Options of the scheduler that only a server can follow, by the beginnings of their names."""
+"""Beginnings of the names of scheduler options that only a server can honour."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a comparison; returns the exit code (1: requests are left for ever, 2: the options cannot work)."""
+    """Print a comparison; return the exit code (1: requests never end, 2: the options cannot work)."""
     args = _parser().parse_args(argv)
     console = Console(highlight=False)
     try:
@@ -119,7 +119,7 @@ def _load(args: argparse.Namespace, known: Measured | None) -> Load:
 
 
 def _configs(args: argparse.Namespace) -> dict[str, Config]:
-    """Each configuration's options: those for all, then its own."""
+    """Return each configuration's options: those for all, then its own."""
     parser = argparse.ArgumentParser(prog="penstock simulate", add_help=False, exit_on_error=False)
     add_flags(parser, _GROUPS, _is_simulated)
     known = [flag for flag in flags(_GROUPS) if _is_simulated(flag)]
@@ -146,7 +146,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
 
 
 def _check_served(config: Config) -> None:
-    """Refuse what somebody else may not do here: write files, and run modules."""
+    """Refuse what other people's options may not do here: write files and run modules."""
     if config.scheduler.step_trace:
         raise ConfigError("--step-trace writes a file, which a simulation on a server may not")
     if config.scheduler.scheduling_policy not in POLICIES:

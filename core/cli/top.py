@@ -1,6 +1,6 @@
 """`penstock top`: what a server is doing, in the terminal: rows, queue, rates, latencies, pages, tiers, engines.
 
-It reads /metrics, /debug/requests and /engines of a running server, and costs it what these cost.
+It reads /metrics, /debug/requests and /engines of a running server, and costs no more than these requests.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from penstock.core.cli.engines import RefusedError, Server
 from penstock.core.cli.figures import Look, Span, number, read_look, seconds, size
 
 WINDOW_SECONDS = 60.0
-"""Percentiles are of this time."""
+"""Time that percentiles cover."""
 
 _BAR = 30
 _BOLD, _DIM, _RED, _PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[0m"
@@ -36,17 +36,17 @@ _LATENCIES = (
 
 @dataclass
 class View:
-    """What was seen so far, and the page that is made of it."""
+    """The samples so far, and the page made from them."""
 
     looks: deque[Look] = field(default_factory=deque)
     requests: dict[str, Any] = field(default_factory=dict)
     engines: list[dict[str, Any]] = field(default_factory=list)
     name: str = ""
     error: str = ""
-    hidden: str = ""  # why requests and engines are not shown
+    hidden: str = ""  # why requests and engines are hidden
 
     def look(self, server: Server, limit: int) -> None:
-        """Ask the server; what cannot be had is noted."""
+        """Query the server, and note what it does not answer."""
         try:
             self.looks.append(read_look(server.text("/metrics")))
             self.error = ""
@@ -63,7 +63,7 @@ class View:
             self.requests, self.engines, self.hidden = {}, [], str(error)
 
     def lines(self, width: int, height: int) -> list[str]:
-        """The page, cut to this size."""
+        """Return the page, cut to this size."""
         lines = [f"{_BOLD}penstock top{_PLAIN}  {plain(self.name)}  {_DIM}q quits{_PLAIN}"]
         if self.error:
             lines.append(f"{_RED}{plain(self.error)}{_PLAIN}")
@@ -177,12 +177,12 @@ def bar(part: float, whole: float) -> str:
 
 
 def plain(text: object) -> str:
-    """A server's or a client's words without what a terminal would obey."""
+    """Return a server's or client's text without characters that control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in str(text))
 
 
 def cut(line: str, width: int) -> str:
-    """The line's first characters; codes take no room."""
+    """Return the line's first characters; escape codes take no room."""
     kept, room, at = "", width, 0
     while at < len(line):
         if line[at] == "\033":
@@ -194,7 +194,7 @@ def cut(line: str, width: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show it until `q`; returns the exit code (1: the server does not answer)."""
+    """Show the page until `q`; return the exit code (1: the server does not answer)."""
     parser = argparse.ArgumentParser(
         prog="penstock top",
         description="Show what a server is doing: rows, queue, rates, latencies, pages, tiers, engines, requests. q "
@@ -233,7 +233,7 @@ def _once(view: View, server: Server, interval: float) -> int:
 
 
 def _watch(view: View, server: Server, interval: float, resized: int) -> None:
-    """Look and draw until `q`. A byte comes over `resized` whenever the terminal has another size."""
+    """Sample and draw until `q`. A byte comes over `resized` when the terminal's size changes."""
     due = 0.0
     while True:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
@@ -252,7 +252,7 @@ def _watch(view: View, server: Server, interval: float, resized: int) -> None:
 
 @contextmanager
 def _terminal() -> Iterator[int]:
-    """Another screen, keys as they are typed, and a descriptor that tells of new sizes; all is put back at the end."""
+    """Use the alternate screen and unbuffered keys, and restore all at the end; yields a descriptor for new sizes."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     reading, writing = os.pipe()
