@@ -1,1 +1,1 @@
-"""What checkpoints of each family look like: one file each, without torch."""
+"""How checkpoints of each model family are read: one file per family, without torch."""

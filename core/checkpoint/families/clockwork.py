@@ -1,4 +1,4 @@
-"""A model for tests, whose tokens show whether pages and rows are kept correctly: `gpu_worker/models/clockwork.py`.
+"""A model for tests whose tokens show whether pages and rows are handled correctly: `gpu_worker/models/clockwork.py`.
 
 config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
 """
@@ -9,7 +9,7 @@ from penstock.core.checkpoint.parsing.json_fields import JsonFields
 
 
 class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
-    """It has one layer with one head of two numbers, of which it uses one."""
+    """The model has one layer with one head of two numbers, of which it uses one."""
 
     step_seconds: float  # duration of a step
     token_seconds: float  # additional duration for each of its tokens

@@ -1,6 +1,7 @@
 """Cohere's Command R and Aya: attention and MLP beside each other after one LayerNorm without bias, neighbours rotate.
 
-In the second generation (Command R7B, Command A) most layers see a window; those that see all know no positions.
+In the second generation (Command R7B, Command A) most layers attend to a window, and the others have no positional
+encoding.
 """
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from penstock.core.checkpoint.parsing.rope import parse_rope
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
     attention = decoders.attention(fields, has_bias=fields.flag("attention_bias"))
-    # model_max_length: what the first generation was made for; it was trained on less.
+    # model_max_length is the intended length of the first generation, which was trained on less.
     trained_len = fields.whole("model_max_length", fields.whole("max_position_embeddings", 8192))
     theta = 500000.0 if architecture == "CohereForCausalLM" else 10000.0
     rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=theta, is_interleaved=True)

@@ -28,12 +28,12 @@ class _Variant(NamedTuple):
     v_dim: int = 128
     max_len: int = 4096
     eps: float = 1e-6
-    num_dense: int | None = 3  # of the first layers; None: all
+    num_dense: int | None = 3  # dense layers at the beginning; None: all
     num_experts: int = 256
     top_k: int | None = 8  # None: config.json must say it
     expert_size: int = 2048
     num_shared: int = 1
-    groups: tuple[int, int] = (8, 4)  # how many there are, and from how many of them experts are chosen
+    groups: tuple[int, int] = (8, 4)  # number of groups, and of those from which experts are chosen
     scale: float = 2.5
     is_tied: bool = False
     is_softmax: bool = False  # the router of V2
@@ -88,7 +88,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _mscale(fields: JsonFields, factor: float) -> float:
-    """What YaRN multiplies queries and keys by, besides cosines and sines: the parts that do not rotate, too."""
+    """YaRN's factor for queries and keys, beside cosines and sines; it also applies to the parts that do not rotate."""
     weight = rope_settings(fields).number("mscale_all_dim", 0.0)
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 

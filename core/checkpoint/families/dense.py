@@ -1,4 +1,4 @@
-"""The dense decoder that Llama, Mistral, Qwen2 and Qwen3 share. What cannot be supported is refused, never ignored."""
+"""The dense decoder of Llama, Mistral, Qwen2 and Qwen3. Unsupported settings are refused, never ignored."""
 
 from typing import Literal, NamedTuple
 
@@ -14,14 +14,14 @@ from penstock.core.config.options import ConfigError
 class _Variant(NamedTuple):
     """An architecture's special features, and the defaults of transformers for fields missing in config.json."""
 
-    num_kv_heads: int | None = None  # None: one for each query head
-    head_dim: int | None = None  # None: hidden_size over the query heads
+    num_kv_heads: int | None = None  # None: one per query head
+    head_dim: int | None = None  # None: hidden_size divided by the query heads
     max_len: int = 2048
-    qkv_bias: bool = False  # always; else
+    qkv_bias: bool = False  # always; otherwise see the next field
     attention_bias: bool = False  # whether config.json may ask for biases of q, k, v and o
     mlp_bias: bool = False  # whether config.json may ask for biases of the MLP
     qk_norm: bool = False
-    windows: Literal["none", "all", "some"] = "none"  # which layers a sliding window may have
+    windows: Literal["none", "all", "some"] = "none"  # which layers may have a sliding window
 
 
 _VARIANTS = {

@@ -1,4 +1,4 @@
-"""Ernie 4.5, dense and with experts: neighbours are rotated together; a shared expert that all tokens go through."""
+"""Ernie 4.5, dense and with experts: neighbours are rotated together; all tokens go through a shared expert."""
 
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _put_experts(mlps: list[DenseMLP | Experts], fields: JsonFields, has_bias: bool) -> None:
-    """Experts in every n-th layer between two of them."""
+    """Put experts in every n-th layer of a range."""
     size, num_shared = fields.whole("moe_intermediate_size", 1536), fields.whole("moe_num_shared_experts", 2, least=0)
     activation = decoders.activation(fields)
     experts = Experts(

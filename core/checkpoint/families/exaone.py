@@ -1,6 +1,6 @@
-"""EXAONE 4: q and k are normed by head, blocks' outputs instead of their inputs.
+"""EXAONE 4: q and k are normed by head, and norms are on blocks' outputs instead of their inputs.
 
-In the large one three layers of four see a window, and those that see all know no positions.
+In the large model three layers of four attend to a window, and the others have no positional encoding.
 """
 
 from msgspec.structs import replace

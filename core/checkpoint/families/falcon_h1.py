@@ -38,7 +38,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     layer = Layer(
         mixer_norm=norm,
         mixer=SideBySide(
-            # Queries, keys and values are linear in what is multiplied.
+            # Queries, keys and values are linear in the multiplied input.
             attention=replace(its, rope=rope, scale=its.scale * x * x * keys),
             attention_scale=fields.number("attention_out_multiplier", 1.0) * x,
             recurrent=replace(

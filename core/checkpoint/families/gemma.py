@@ -61,10 +61,10 @@ def _activation(fields: JsonFields, version: int) -> Activation:
 
 
 def _ropes(fields: JsonFields, trained_len: int, head_dim: int, version: int) -> tuple[RopeConfig, RopeConfig, int]:
-    """The rotation in layers that see everything, that in layers with windows, and the longest sequence.
+    """Return the rotation of layers without a window, that of layers with one, and the longest sequence.
 
-    Gemma 3 has two: config.json has settings for each type of layers, or `rope_theta` and `rope_scaling` for those that
-    see everything and `rope_local_base_freq` for the others.
+    Gemma 3 has two rotations: config.json has settings for each type of layers, or `rope_theta` and `rope_scaling` for
+    layers without a window and `rope_local_base_freq` for the others.
     """
     if version < 3:
         rope, max_model_len = parse_rope(fields, trained_len, head_dim)

@@ -1,4 +1,4 @@
-"""Gemma 4 (text): heads of two sizes, values from keys, last layers that read the keys and values of earlier ones.
+"""Gemma 4 (text): heads of two sizes, values from keys, last layers that read earlier layers' keys and values.
 
 Some models have a vector for each layer and token, others experts beside each MLP.
 """
@@ -85,7 +85,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _attention(fields: JsonFields, number: int, kind: str, norm: Norm, trained_len: int) -> Attention:
-    """Full layers may have other heads; transformers saves their sizes by the layer's number."""
+    """Return a layer's attention. Full layers may have other heads; transformers saves their sizes by layer number."""
     its = decoders.attention(fields, 4, 256, fields.flag("attention_bias"))
     num_kv_heads, head_dim = its.num_kv_heads, its.head_dim
     is_full = kind == _FULL
@@ -122,7 +122,7 @@ def _rope(fields: JsonFields, kind: str, head_dim: int, trained_len: int) -> Rop
 
 
 def _shared_layers(fields: JsonFields, types: Sequence[str]) -> list[int | None]:
-    """For each layer, the one whose keys and values it reads: the last of its type that has its own."""
+    """Return for each layer the one whose KV it reads: the last of its type with its own, or None for its own."""
     shared = 0 if fields.raw("num_kv_shared_layers") in (None, 0) else fields.whole("num_kv_shared_layers")
     first = len(types) - shared
     if first < 1 or set(types[:first]) != set(types):

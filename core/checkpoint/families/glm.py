@@ -1,6 +1,6 @@
 """GLM-4 (GLM-4-9B of 2024 and 2025, GLM-Z1) and the mixtures GLM-4.5, 4.6 and 4.7.
 
-They rotate half of each head. The dense ones pair neighbours; those of 2025 norm what each block adds, too.
+They rotate half of each head. The dense models pair neighbours; those of 2025 also norm each block's output.
 """
 
 from msgspec.structs import replace

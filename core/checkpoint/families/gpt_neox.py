@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP beside each other, each after a LayerNorm of its own; q, k and v by head."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each after its own LayerNorm; q, k and v are stored by head."""
 
 from msgspec.structs import replace
 

@@ -19,7 +19,7 @@ _ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Unless config.json says anything about it."""
+"""Rotary settings, unless config.json has any."""
 _NAMES = Names(
     router="mlp.router",
     experts="turned",

@@ -68,7 +68,7 @@ def _dense(fields: JsonFields) -> DenseMLP:
 
 
 def _mixture(fields: JsonFields, shared_size: int) -> DenseMLP | Experts:
-    """Experts, and beside them an MLP that may be the only one."""
+    """Return experts with a shared MLP, or that MLP alone."""
     size = fields.whole("shared_intermediate_size", shared_size, least=0)
     shared = DenseMLP(size=size, activation=decoders.activation(fields)) if size else None
     count = fields.whole("num_local_experts", 8, least=0)

@@ -26,7 +26,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _rope(fields: JsonFields, head_dim: int) -> tuple[RopeConfig, int]:
-    """What these checkpoints call dynamic, with an `alpha`, is a base stretched once and for all."""
+    """Return the rotation. "dynamic" with an `alpha` means a fixed, stretched base in these checkpoints."""
     trained_len, settings = fields.whole("max_position_embeddings", 2048), rope_settings(fields)
     kind, alpha = settings.text("rope_type") or settings.text("type"), settings.number("alpha", 0.0)
     if kind != "dynamic" or not alpha:

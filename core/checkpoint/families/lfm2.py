@@ -60,7 +60,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _inner(fields: JsonFields) -> int:
-    """The size of the MLPs, which config.json has for those without gates."""
+    """Return the size of the gated MLPs; config.json has the size of equivalent ones without gates."""
     size = fields.whole("block_ff_dim", fields.whole("intermediate_size", 12288))
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return size

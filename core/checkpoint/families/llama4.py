@@ -1,6 +1,6 @@
-"""Llama 4 (text): every fourth layer knows no positions, experts multiply their inputs, one of them is shared.
+"""Llama 4 (text): every fourth layer has no positional encoding, weights multiply experts' inputs, one is shared.
 
-Where positions are known, published models attend within chunks of 8192 positions.
+In the other layers, published models attend within chunks of 8192 positions.
 """
 
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     growth = QueryGrowth(
         beta=fields.number("attn_scale", 0.1), length=fields.number("floor_scale", 8192.0, least=1.0), shift=1
     )
-    # Theirs come after the rotation, which makes no difference to a norm without weights.
+    # The original applies these norms after the rotation, which makes no difference for a norm without weights.
     with_places = replace(
         attention,
         rope=rope,

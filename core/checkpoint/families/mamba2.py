@@ -9,7 +9,7 @@ from penstock.core.checkpoint.recurrent import Mamba2
 from penstock.core.config.options import ConfigError
 
 _LONGEST = 1 << 20
-"""Of a sequence: nothing in the model bounds it."""
+"""Longest sequence: nothing in the model bounds it."""
 _NAMES = Names(
     embedding="backbone.embeddings",
     layer="backbone.layers.{}.",

@@ -16,7 +16,7 @@ _ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Unless config.json says anything about it."""
+"""Rotary settings, unless config.json has any."""
 
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:

@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4 (2024) and Minitron: LayerNorms around one, an MLP of squared ReLU without gates, half rotated."""
+"""Nemotron 3 and 4 (2024) and Minitron: 1 + w LayerNorms, squared ReLU without gates, half of each head rotated."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Nemotron-H: layers that are Mamba 2, attention without positions, an MLP or experts, each alone behind a norm."""
+"""Nemotron-H: each layer is one of Mamba 2, attention without positions, an MLP, or experts, behind a norm."""
 
 from msgspec.structs import replace
 

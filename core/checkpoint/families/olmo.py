@@ -1,6 +1,6 @@
-"""OLMo 2 and 3: nothing is normed before a block, but q and k as a whole, and what each block adds.
+"""OLMo 2 and 3: no norms before blocks; q and k are normed as a whole, and so is each block's output.
 
-In OLMo 3 three layers of four see a window, and only the others have scaled positions.
+In OLMo 3 three layers of four attend to a window, and only the others have scaled positions.
 """
 
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _settings(fields: JsonFields, kind: str) -> JsonFields:
-    """The rotary settings of a kind of layers. Scaling without a kind is that of the layers that see all."""
+    """Return the rotary settings of a kind of layers. Scaling without a kind belongs to layers without a window."""
     scaling = fields.object("rope_scaling")
     if scaling is not None and not scaling.has_objects():
         return scaling if kind == "full_attention" else JsonFields("config.json", {})

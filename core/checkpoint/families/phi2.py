@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and MLP beside each other after one LayerNorm, biases everywhere, also of the logits."""
+"""Phi-1, 1.5 and 2: attention and MLP in parallel after one LayerNorm; biases everywhere, even on the logits."""
 
 from msgspec.structs import replace
 

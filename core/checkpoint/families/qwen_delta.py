@@ -32,7 +32,7 @@ _APART = replace(
 
 
 class _Variant(NamedTuple):
-    """What tells them apart: names, and the defaults of transformers for fields missing in config.json."""
+    """How the architectures differ: names, and transformers' defaults for fields missing in config.json."""
 
     names: Names
     num_kv_heads: int

@@ -20,7 +20,7 @@ _NAMES = Names(
 
 
 class _Variant(NamedTuple):
-    """What tells the two apart, and the defaults of transformers for fields missing in config.json."""
+    """How the two differ, and transformers' defaults for fields missing in config.json."""
 
     num_kv_heads: int
     num_experts: int
@@ -76,7 +76,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
 
 def _windows(fields: JsonFields, num_layers: int, variant: _Variant) -> tuple[int | None, ...]:
-    """Each layer's window: Qwen3-MoE has the same for all, Qwen2-MoE one for every second of the first layers."""
+    """Return each layer's window: Qwen3-MoE has one for all, Qwen2-MoE one for every second of the first layers."""
     if not fields.flag("use_sliding_window"):
         return (None,) * num_layers
     if not variant.is_second:

@@ -1,4 +1,4 @@
-"""The known families, found by the architecture that config.json names. Nothing else looks at that name."""
+"""The known families, by the architecture that config.json names. No other code looks at that name."""
 
 import os
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ from penstock.core.checkpoint.parsing.vision.towers import parse_vision
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
-"""Test models are known only where this variable is set: a checkpoint cannot ask for one."""
+"""Test models are known only if this variable is set: a checkpoint cannot enable them."""
 
 _FAMILIES: dict[str, Family[Any]] = {}
 
@@ -107,12 +107,12 @@ ARCHITECTURES = tuple(_FAMILIES)
 
 
 def family_of(config: ModelConfig) -> Family[Any]:
-    """The family that parsed this configuration."""
+    """Return the family that parsed this configuration."""
     return BY_TRANSFORMERS if isinstance(config, TransformersConfig) else _known()[config.architecture]
 
 
 def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> ModelConfig:
-    """Read config.json's object; `impl` says whose code may compute the model.
+    """Parse the object of config.json; `impl` says whose code may compute the model.
 
     Raises:
         ConfigError: for an unsupported architecture or setting, or a field of the wrong type.
@@ -120,7 +120,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     fields = JsonFields("config.json", raw)
     named = fields.texts("architectures") or []
     known = _known()
-    # Checkpoints that are older than their architecture in transformers still bring the code it had before; it is left.
+    # Checkpoints older than transformers' support of their architecture still bring their own code; it is ignored.
     if fields.raw("auto_map") and not (named and (named[0] in known or named[0] in transformers_architectures())):
         raise ConfigError(
             "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
@@ -156,7 +156,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
-    """Every tensor that the checkpoint must have, with its shape; None if only the model's builder knows."""
+    """Return every tensor that the checkpoint must have, with its shape; None if only the model's builder knows."""
     tensors = family_of(config).tensors
     found = None if tensors is None else tensors(config)
     if found and isinstance(config, Decoder) and config.vision is not None:
@@ -165,7 +165,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
 
 
 def expected_matrices(config: ModelConfig) -> dict[str, Shape]:
-    """Those of them that may be quantized, with their shapes [..., outputs, inputs], however they are stored."""
+    """Return the matrices that may be quantized, with shapes [..., outputs, inputs], however they are stored."""
     return family_of(config).matrices(config)
 
 

@@ -1,4 +1,4 @@
-"""Seed-OSS: a Llama with biases of q, k and v, and heads wider than the hidden size over their number."""
+"""Seed-OSS: a Llama with biases of q, k and v, and heads wider than the hidden size divided by their number."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama whose every fourth layer knows no positions."""
+"""SmolLM3: a Llama in which every fourth layer has no positional encoding."""
 
 from msgspec.structs import replace
 
