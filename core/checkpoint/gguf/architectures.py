@@ -1,7 +1,7 @@
-"""The architectures of GGUF files: for each, transformers' name for it, and what its metadata mean in a config.json.
+"""The architectures of GGUF files: transformers' name of each, and the config.json that its metadata amount to.
 
-What llama.cpp has in its code instead of in the file (layer patterns, constants of an architecture) is here, too; the
-defaults that transformers has are left to the families.
+Facts that llama.cpp has in its code instead of the file (layer patterns, constants of an architecture) are here, too.
+Transformers' defaults are left to the families.
 """
 
 from collections.abc import Callable
@@ -15,20 +15,20 @@ Fields = dict[str, Any]
 
 
 class Architecture(NamedTuple):
-    """What a GGUF architecture is for transformers, and how its tensors differ from those there."""
+    """A GGUF architecture in transformers' terms, and how its tensors differ."""
 
     name: Callable[[Keys], str]
-    """Of the class in transformers."""
+    """Returns the name of transformers' class."""
     fields: Callable[[Keys], Fields]
-    """What config.json has besides what all have."""
+    """Returns the fields of config.json beyond those of all architectures."""
     pairs_are_neighbours: bool = False
-    """Rows of q and k are in the order of llama.cpp's rotation of neighbours; transformers has halves."""
+    """Whether rows of q and k are ordered for llama.cpp's rotation of neighbours; transformers rotates halves."""
     norm_offset: float = 0.0
-    """What the converter added to the weights of norms."""
+    """The number that the converter added to the weights of norms."""
 
 
 def config_fields(architecture: Architecture, keys: Keys) -> Fields:
-    """The whole config.json.
+    """Return the whole config.json.
 
     Raises:
         ConfigError: a key is missing or of another type.
@@ -61,12 +61,12 @@ def config_fields(architecture: Architecture, keys: Keys) -> Fields:
 
 
 def num_layers(keys: Keys) -> int:
-    """Layers that are computed: those that predict more tokens at once are not."""
+    """Return the number of computed layers, without those that predict several tokens at once."""
     return keys.whole("block_count") - keys.whole("nextn_predict_layers", 0, least=0)
 
 
 def layer_types(keys: Keys, usual: Callable[[int], bool] | None = None) -> Fields:
-    """Windows, and which layers have them: those that the file names, else those whose numbers `usual` takes."""
+    """Return the windows and the layers that have them: those that the file names, else those that `usual` selects."""
     window, count = keys.whole("attention.sliding_window", 0, least=0), num_layers(keys)
     if not window:
         return {"sliding_window": None}
@@ -161,7 +161,7 @@ def _gemma3(keys: Keys) -> Fields:
 
 
 def _gemma_scale(keys: Keys, layers_of_27b: int) -> Fields:
-    """The scale of scores is not in the file: only the models of 27 billion do not take it from the size of heads."""
+    """Return the scale of scores, which the file lacks: only the 27B models do not derive it from the head size."""
     if keys.whole("block_count") == layers_of_27b:
         return {"query_pre_attn_scalar": keys.whole("embedding_length") // keys.of_all_layers("attention.head_count")}
     return {"query_pre_attn_scalar": keys.whole("attention.key_length", 256)}
@@ -292,7 +292,7 @@ def _glm4moe(keys: Keys) -> Fields:
 
 
 _DEEPSEEK_SIGMOID = 2
-"""The number of its scoring in `expert_gating_func`."""
+"""The number of sigmoid scoring in `expert_gating_func`."""
 
 
 def _deepseek2_name(keys: Keys) -> str:
@@ -303,7 +303,7 @@ def _deepseek2_name(keys: Keys) -> str:
 
 
 def _deepseek2(keys: Keys) -> Fields:
-    """With latent attention, as it is computed, the file's heads are larger ones: those of the model have "mla"."""
+    """Return DeepSeek's fields. The file has head sizes of latent attention as computed; the model's have "mla"."""
     key_dim = keys.whole("attention.key_length_mla", keys.whole("attention.key_length"))
     rope_dim, groups = keys.whole("rope.dimension_count"), keys.whole("expert_group_count", 1)
     fields: Fields = {
@@ -334,7 +334,7 @@ def _deepseek2(keys: Keys) -> Fields:
         fields["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
     scaling = rope_fields(keys, rope_dim)["rope_scaling"]
     if scaling is not None and keys.has("rope.scaling.yarn_log_multiplier"):
-        # The scale of scores and that of cosines and sines are one number in the file, a tenth of it.
+        # The scale of scores and that of cosines and sines are one number; the file has a tenth of it.
         scale = keys.number("rope.scaling.yarn_log_multiplier") * 10
         scaling |= {"mscale": scale, "mscale_all_dim": scale}
     return fields | {"rope_scaling": scaling}
@@ -368,11 +368,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "stablelm": Architecture(_named("StableLmForCausalLM"), _stablelm),
     "starcoder2": Architecture(_named("Starcoder2ForCausalLM"), _starcoder2),
 }
-"""By `general.architecture`."""
+"""Architectures by `general.architecture`."""
 
 
 def architecture_of(name: str) -> Architecture:
-    """Raises: ConfigError if it is none that is served."""
+    """Return an architecture by name; raises ConfigError if it is not supported."""
     found = ARCHITECTURES.get(name)
     if found is None:
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""GGUF's types of tensors: how many numbers a block of each has, and in how many bytes."""
+"""GGUF's tensor types: numbers and bytes per block."""
 
 from typing import NamedTuple
 
 
 class BlockType(NamedTuple):
-    """A type: a tensor's rows are sequences of its blocks."""
+    """A tensor type; rows of a tensor are sequences of its blocks."""
 
     number: int  # in files
     num_elements: int
@@ -29,13 +29,13 @@ BLOCK_TYPES = {
     "IQ4_XS": BlockType(23, 256, 136),
     "MXFP4": BlockType(39, 32, 17),
 }
-"""Quantized types that are read."""
+"""Supported quantized types."""
 
 UNREAD = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
     41: "Q1_0",
 }  # fmt: skip
-"""The names of the others, by their numbers, for messages."""
+"""Names of unsupported types by number, for messages."""
 
 BY_NUMBER = {its.number: name for name, its in (FLOATS | BLOCK_TYPES).items()}

@@ -1,4 +1,4 @@
-"""A checkpoint in one GGUF file, or in the parts of one: configuration, tokenizer and weights are all in there."""
+"""A checkpoint in one GGUF file or its parts, which hold configuration, tokenizer and weights."""
 
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ class GGUFCheckpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What the metadata say of the model, in the words of transformers, and the types of quantized matrices."""
+        """The model's metadata in transformers' terms, with the types of quantized matrices."""
         fields = config_fields(self._architecture, self._keys) | {"has_plain_matrices": True}
         decoder = self._decoder(fields)
         tensors = transformers_tensors(self._container.tensors, decoder, self._architecture)
@@ -49,11 +49,11 @@ class GGUFCheckpoint:
 
     @property
     def processor_config(self) -> dict[str, Any]:
-        """Empty: what encodes images is in another file, which is not read."""
+        """Empty: the image encoder is in another file, which is not read."""
         return {}
 
     def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
-        """What pooling_type says, in the words of sentence-transformers. llama.cpp's vectors have length 1."""
+        """The pooling_type in sentence-transformers' terms. llama.cpp's vectors have length 1."""
         kind = self._container.metadata.get(f"{self._keys.architecture}.pooling_type", 0)
         if kind in (None, 0):
             return []
@@ -86,9 +86,9 @@ class GGUFCheckpoint:
         return self._tokenizer.tokenizer_json()
 
     def chat_template(self) -> str | None:
-        """The default one."""
+        """The default template."""
         return self._tokenizer.chat_template()
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """All tensors; of quantized ones the dtype is the name of their blocks' type, such as "Q4_K"."""
+        """All tensors; the dtype of a quantized one is its block type, such as "Q4_K"."""
         return transformers_tensors(self._container.tensors, self._decoder(self.config), self._architecture)

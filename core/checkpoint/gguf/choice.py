@@ -1,4 +1,4 @@
-"""Which GGUF file is meant: by a path, or of a repository's, which are the same model, quantized in several ways."""
+"""Chooses a GGUF file: by path, or in a repository that has the same model in several quantizations."""
 
 import re
 from collections.abc import Collection
@@ -10,14 +10,14 @@ from penstock.core.config.options import ConfigError
 _SUFFIX = ".gguf"
 _OTHER_WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 _USUAL = ("Q4_K_M", "Q8_0")
-"""What is taken without a choice, if there are several: as llama.cpp does."""
+"""Taken if there are several and none is chosen, as in llama.cpp."""
 
 
 def gguf_file(path: Path) -> Path | None:
-    """A file of this name, or the one of a folder that holds one model in this format and no other.
+    """Return a GGUF file at this path, or that of a folder that holds one GGUF model and no other format.
 
     Raises:
-        ConfigError: the folder holds several models, all in this format.
+        ConfigError: the folder holds several GGUF models and no other format.
     """
     if path.suffix.lower() == _SUFFIX and path.is_file():
         return path
@@ -32,16 +32,16 @@ def gguf_file(path: Path) -> Path | None:
 
 
 def has_only_gguf(names: Collection[str]) -> bool:
-    """Whether these files are a model in this format, and in no other."""
+    """Return whether these files are a GGUF model, and no other format."""
     return bool(gguf_models(_of_gguf(names))) and not any(name.endswith(".safetensors") for name in names)
 
 
 def chosen_file(where: str, names: Collection[str], choice: str) -> str:
-    """The file, of several parts the first, whose name has this word.
+    """Return the file whose name has this word; of several parts, the first.
 
     Args:
         where: the repository or folder, for messages.
-        names: of its files.
+        names: its files.
         choice: such as "Q4_K_M", in upper or lower case; empty: the only one, or a usual one.
 
     Raises:

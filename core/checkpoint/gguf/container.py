@@ -1,10 +1,10 @@
-"""GGUF's container: metadata, the list of tensors, and the bytes of each, in one file or in several parts.
+"""GGUF's container format: metadata, the list of tensors, and their bytes, in one file or in several parts.
 
-    magic, version, how many tensors and keys │ keys with values │ tensors' names, shapes, types, offsets │ their bytes
+    magic, version, numbers of tensors and keys │ keys with values │ tensors' names, shapes, types, offsets │ bytes
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Files are read here, and not by the `gguf` package,
-because that makes several numpy arrays of each token: seconds for a large vocabulary, in each process that opens a
-file. The tests compare the two.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package is not used, because it makes
+several numpy arrays of each token: that takes seconds for a large vocabulary, in each process that opens a file. The
+tests compare the two readers.
 """
 
 import math
@@ -35,17 +35,17 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 class Container(NamedTuple):
-    """What a model's file, or all of its parts, hold."""
+    """The contents of a model's file, or of all its parts."""
 
     metadata: dict[str, Any]  # of the first part; arrays are sequences
-    tensors: dict[str, StoredTensor]  # by GGUF's names; shapes are [..., outputs, inputs], as torch has them
+    tensors: dict[str, StoredTensor]  # by GGUF's names; shapes are [..., outputs, inputs], as in torch
 
 
 def read_container(path: Path) -> Container:
     """Read the headers of a file and of its other parts.
 
     Raises:
-        LoadError: they are damaged or not there, or have a type of tensors that is not read.
+        LoadError: a file is damaged or missing, or has an unsupported tensor type.
     """
     first, *others = part_paths(path)
     metadata, tensors = _read_part(first)
@@ -61,7 +61,7 @@ def read_container(path: Path) -> Container:
 
 
 def part_names(name: str) -> list[str]:
-    """The name of a file, or those of all parts of it if it is that of one of several."""
+    """Return the name, or the names of all parts if it names one of several."""
     found = _PART.fullmatch(name)
     if found is None:
         return [name]
@@ -70,7 +70,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The file, and all other parts of it if its name says that it is one of several.
+    """Return the file, and all other parts if its name says that it is one of several.
 
     Raises:
         Incomplete: some are missing.
@@ -87,7 +87,7 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """Of these files those that are a model of text: of several parts the first, and no encoders of images."""
+    """Return the files that are text models: the first of several parts, and no image encoders."""
     found = []
     for name in sorted(names):
         part = _PART.fullmatch(name)
@@ -121,10 +121,10 @@ class Strings(Sequence[str]):
 
 
 class _Cursor:
-    """A place in a file's bytes, which moves on with what is read.
+    """A position in a file's bytes, which advances with each read.
 
     Raises:
-        struct.error, ValueError: the file ends before, or has what no file of this format has.
+        struct.error, ValueError: the file ends too early, or is not valid GGUF.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -142,7 +142,7 @@ class _Cursor:
         return str(self._take(self.number(_U64)), "utf-8", "replace")
 
     def value(self) -> Any:
-        """A value behind the number of its type."""
+        """A value, preceded by the number of its type."""
         kind = self.number(_U32)
         if kind == _STRING:
             return self.string()
@@ -254,6 +254,6 @@ def _mapped(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:  # a private mapping: torch requires writable memory
             return memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
-    except (OSError, ValueError) as error:  # ValueError: it is empty
+    except (OSError, ValueError) as error:  # ValueError: the file is empty
         said = error.strerror if isinstance(error, OSError) else "it is empty; download it again"
         raise LoadError(f"cannot read {str(path)!r}: {said}") from None

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, checked as they are read: keys of its architecture without their prefix."""
+"""The metadata of a GGUF file, checked when read. Keys of the architecture are given without their prefix."""
 
 import struct
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MAX_TOKEN_ID = 1 << 30
 
 
 class Keys:
-    """Metadata, and what tensors there are. Methods raise ConfigError: a key is missing, or of another type."""
+    """Metadata and the list of tensors. Methods raise ConfigError if a key is missing or has another type."""
 
     def __init__(self, file: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
         self._fields = JsonFields(file, metadata)
@@ -23,7 +23,7 @@ class Keys:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of it."""
+        """llama.cpp's name of the architecture."""
         name = self._fields.text("general.architecture")
         if not name:
             raise ConfigError("the GGUF file has no general.architecture: it is not a model")
@@ -31,19 +31,19 @@ class Keys:
 
     @property
     def dtype(self) -> str:
-        """torch's name of the dtype of the embedding and of most matrices; bfloat16 if they are quantized."""
+        """torch's name of the dtype of the embedding and most matrices; bfloat16 if they are quantized."""
         kinds = [its.dtype for its in self._tensors.values() if len(its.shape) > 1]
         most = max(kinds, key=kinds.count, default="BF16")
         return _TORCH_NAMES[most] if most in FLOATS else "bfloat16"
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
         usual = self.whole("embedding_length") // self.of_all_layers("attention.head_count")
         return self.whole("attention.key_length", usual)
 
     def raw(self, key: str) -> Any:
-        """The value as it is; None if it is absent."""
+        """The raw value; None if it is absent."""
         return self._fields.raw(self._prefix + key)
 
     def has(self, key: str) -> bool:
@@ -59,7 +59,7 @@ class Keys:
         return self._fields.whole(self._prefix + key, default, least=least)
 
     def of_all_layers(self, key: str, default: int | None = None) -> int:
-        """An integer, which files may say for each layer; it must be the same for all."""
+        """An integer that files may give for each layer; it must be the same for all."""
         value = self.raw(key)
         if not isinstance(value, list):
             return self.whole(key, default, least=0)
@@ -71,7 +71,7 @@ class Keys:
         """A finite number of at least 0."""
         if default is None and not self.has(key):
             raise ConfigError(f"the GGUF file lacks {self._prefix}{key}, which its architecture needs")
-        # Stored in fp32: 1e-06 rather than 9.999999974752427e-07.
+        # Stored in fp32: return 1e-06 rather than 9.999999974752427e-07.
         return _shortest(self._fields.number(self._prefix + key, default or 0.0))
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -95,7 +95,7 @@ class Keys:
         return any(name.endswith(ending) for name in self._tensors)
 
     def num_rows(self, name: str) -> int:
-        """How many rows a tensor has."""
+        """The number of rows of a tensor."""
         return self._tensor(name).shape[0]
 
     def floats(self, name: str) -> list[float]:
@@ -113,7 +113,7 @@ class Keys:
 
 
 def _shortest(number: float) -> float:
-    """The one with the fewest digits of those that are this number in fp32."""
+    """Return the shortest decimal number that equals this one in fp32."""
     stored = struct.pack("<f", number)
     texts = (f"{number:.{digits}g}" for digits in range(1, 10))
     return next(float(text) for text in texts if struct.pack("<f", float(text)) == stored)

@@ -1,7 +1,7 @@
-"""How a text is split before byte pairs are merged, by `tokenizer.ggml.pre`.
+"""How text is split before byte pairs are merged, by `tokenizer.ggml.pre`.
 
-GGUF files have only a name. What it stands for is a regular expression, or several, each of which splits what the ones
-before left; here they are those of the tokenizer.json files that llama.cpp's converter gives these names to.
+GGUF files have only a name. It stands for one or more regular expressions, each of which splits the pieces left by the
+ones before. They are taken from the tokenizer.json files to which llama.cpp's converter gives these names.
 """
 
 from typing import Any
@@ -52,19 +52,19 @@ _SPLITS: dict[tuple[str, ...], tuple[str, ...]] = {
 _BY_NAME = {name: split for names, split in _SPLITS.items() for name in names}
 
 PRE_TOKENIZERS = tuple(sorted(name for name in _BY_NAME if name))
-"""The names that are known."""
+"""The known names."""
 
 IGNORING_MERGES = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken", "glm4"))
-"""Kinds whose words that are tokens are taken as they are, whether merges lead there or not."""
+"""Kinds in which a word that is a token is taken as it is, even if no merges lead to it."""
 ADDING_BOS = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"))
-"""Kinds that begin texts with their first token unless the file says otherwise."""
+"""Kinds that put the BOS token before texts unless the file says otherwise."""
 
 
 def pre_tokenizer(name: str) -> dict[str, Any]:
-    """The part of tokenizer.json that splits texts.
+    """Return the part of tokenizer.json that splits texts.
 
     Raises:
-        ConfigError: it is not known how.
+        ConfigError: the name is unknown.
     """
     split = _BY_NAME.get(name)
     if split is None:

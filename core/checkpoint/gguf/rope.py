@@ -1,6 +1,6 @@
-"""Rotary settings of GGUF files, as config.json has them.
+"""Rotary settings of GGUF files, in config.json's form.
 
-Llama 3's scaling and LongRoPE are in tensors: what each pair's wavelength is multiplied by.
+Llama 3's scaling and LongRoPE are stored as tensors of factors for each pair's wavelength.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ _OF_ALL, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope
 
 
 def rope_fields(keys: Keys, head_dim: int) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling`, and the share of a head that is rotated if it is not the whole."""
+    """Return `rope_theta`, `rope_scaling`, and the rotated share of a head if it is not the whole."""
     fields: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 1e4), "rope_scaling": _scaling(keys)}
     rotated = keys.whole("rope.dimension_count", head_dim)
     return fields if rotated == head_dim else fields | {"partial_rotary_factor": rotated / head_dim}
@@ -25,7 +25,7 @@ def _scaling(keys: Keys) -> dict[str, Any] | None:
         factors = keys.floats(_OF_ALL)
         if all(factor == 1.0 for factor in factors):
             return None
-        # The same for all lengths, so they need no other length than the trained one.
+        # The factors are the same for all lengths, so only the trained length is needed.
         same = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         return {"rope_type": "longrope", "original_max_position_embeddings": trained_len} | same
     if keys.has_tensor(_SHORT):

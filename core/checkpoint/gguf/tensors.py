@@ -1,7 +1,7 @@
-"""From GGUF's tensors to those that transformers has: their names, and what llama.cpp's converter did to them, undone.
+"""Converts GGUF's tensors to transformers': renames them, and undoes what llama.cpp's converter did.
 
-The description of the model says what transformers calls each weight (`Names`), and its shape. A tensor of GGUF that
-holds several of those (all experts, or q, k and v) is cut by rows, which is possible whatever its type.
+The model's description has transformers' name of each weight (`Names`), and its shape. A GGUF tensor that holds several
+weights (all experts, or q, k and v) is cut by rows, which works for every type.
 """
 
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are settings: `rope.py` reads them."""
+"""Tensors that hold settings, which `rope.py` reads."""
 
 _OF_LAYERS: dict[str, Callable[[Names], str | tuple[str, ...]]] = {
     "attn_norm": lambda names: names.mixer_norm,
@@ -59,7 +59,7 @@ _OF_LAYERS: dict[str, Callable[[Names], str | tuple[str, ...]]] = {
     "ffn_down_shexp": lambda names: names.shared_down,
     "ffn_gate_inp_shexp": lambda names: names.shared_gate,
 }
-"""What GGUF calls the parts of a layer, and what `Names` does."""
+"""GGUF's name of each part of a layer -> its field in `Names`."""
 _OTHERS: dict[str, Callable[[Names], str]] = {
     "token_embd": lambda names: names.embedding,
     "position_embd": lambda names: names.positions,
@@ -72,12 +72,12 @@ _WITHOUT_ENDING = ("attn_sinks", "exp_probs_b")
 def transformers_tensors(
     stored: Mapping[str, StoredTensor], decoder: Decoder, architecture: Architecture
 ) -> dict[str, StoredTensor]:
-    """The tensors by transformers' names. Those that are not known keep theirs.
+    """Return the tensors by transformers' names. Unknown tensors keep their names.
 
     Args:
         stored: by GGUF's names.
-        decoder: what the metadata describe.
-        architecture: of the file.
+        decoder: the description from the metadata.
+        architecture: the file's.
     """
     expected = decoder_tensors(decoder)
     found: dict[str, StoredTensor] = {}
@@ -96,7 +96,7 @@ def transformers_tensors(
 
 
 def _names(name: str, decoder: Decoder) -> tuple[str, list[str]]:
-    """The part of the name that says what it is, and the names of all weights that this tensor holds, in order."""
+    """Return the part of the name that says its kind, and the names of all weights that the tensor holds, in order."""
     names = decoder.names
     if (match := _LAYER.fullmatch(name)) is None:
         leaf, _, ending = name.rpartition(".")
@@ -122,7 +122,7 @@ def _names(name: str, decoder: Decoder) -> tuple[str, list[str]]:
 
 
 def _cut(tensor: StoredTensor, shapes: Sequence[Shape | None]) -> Iterator[StoredTensor]:
-    """The tensor in pieces of these shapes, one after the other; as it is if they do not fit."""
+    """Yield consecutive pieces of the tensor with these shapes; the whole tensor if they do not fit."""
     pieces = [shape for shape in shapes if shape is not None]
     are_rows = all(shape[-1] == tensor.shape[-1] for shape in pieces) or tensor.dtype in FLOATS
     if len(pieces) < len(shapes) or sum(map(prod, pieces)) != tensor.num_elements or not are_rows:
@@ -131,7 +131,7 @@ def _cut(tensor: StoredTensor, shapes: Sequence[Shape | None]) -> Iterator[Store
     begin = 0
     for shape in pieces:
         num_bytes = prod(shape) * tensor.num_bytes // tensor.num_elements
-        # A matrix that is stored turned has as many numbers: its shape is not what it should be, and stays visible.
+        # A transposed matrix has as many numbers: keep its wrong shape visible.
         is_turned = len(pieces) == 1 and len(shape) == len(tensor.shape)
         yield StoredTensor(
             tensor.shape if is_turned else shape, tensor.dtype, num_bytes, _piece(tensor, begin, begin + num_bytes)
@@ -144,7 +144,7 @@ def _piece(tensor: StoredTensor, begin: int, end: int) -> Callable[[], memoryvie
 
 
 def _halves(tensor: StoredTensor, num_heads: int) -> StoredTensor:
-    """Rows of q or k with the first of all pairs of a head before the second ones."""
+    """Reorder rows of q or k: in each head, the first rows of all pairs come before the second ones."""
     num_pairs = tensor.shape[0] // num_heads // 2
     if tensor.shape[0] != num_heads * num_pairs * 2:
         return tensor
@@ -164,10 +164,10 @@ def _shifted(tensor: StoredTensor, by: float) -> StoredTensor:
 
 
 def _changed(tensor: StoredTensor, dtype: str, change: "Callable[[NDArray[Any]], NDArray[Any]]") -> StoredTensor:
-    """The same with its bytes changed when they are read."""
+    """Return the tensor with its bytes changed when they are read."""
 
     def read() -> memoryview:
-        import numpy as np  # only who reads weights needs it
+        import numpy as np  # only needed for reading weights
 
         return np.ascontiguousarray(change(np.frombuffer(tensor.read(), dtype))).reshape(-1).view(np.uint8).data
 

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, from `tokenizer.*` of its metadata to what transformers' files have.
+"""Converts a GGUF file's tokenizer, in `tokenizer.*` of its metadata, to the form of transformers' files.
 
-Two kinds: byte-level byte pairs ("gpt2"), and SentencePiece's byte pairs over characters ("llama"), whose merges are
-not in the file, but follow from the scores of its tokens.
+There are two kinds: byte-level byte pairs ("gpt2"), and SentencePiece's byte pairs over characters ("llama"). The
+latter's merges are not in the file, but follow from the scores of its tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
 from penstock.core.config.options import ConfigError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
-"""Types of tokens; the others are normal ones, and bytes."""
+"""Types of tokens; the other types are normal tokens and bytes."""
 _SPACE = "\u2581"
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _INFILL = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
-"""Older files write the words alone."""
+"""Keys of infill tokens; older files use the plain words."""
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
-"""Unless the file says others."""
+"""Default ids, unless the file has others."""
 _ENDS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
     "<|end_of_text|>", "<EOT>", "<｜end▁of▁sentence｜>", "</s>", "<eos>",
 }  # fmt: skip
-"""Control tokens that end a text in all models that have them: a GGUF file names one, where a model may have more."""
+"""Control tokens that end a text in every model that has them: a GGUF file names one, but a model may have more."""
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p"}
 
 
 class GGUFTokenizer:
-    """See the members of `Checkpoint`. Everything is read when it is asked for."""
+    """See the members of `Checkpoint`. Everything is read on demand."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self._metadata = metadata
@@ -41,7 +41,7 @@ class GGUFTokenizer:
 
     @cached_property
     def _tokens(self) -> list[str]:
-        """All tokens. SentencePiece's runs of spaces are spelled as within other tokens."""
+        """All tokens. SentencePiece's runs of spaces are spelled as inside other tokens."""
         tokens = self._metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, Strings) or not len(tokens):
             raise ConfigError("the GGUF file has no tokens (tokenizer.ggml.tokens), without which it cannot be served")
@@ -71,11 +71,11 @@ class GGUFTokenizer:
     def generation_config(self) -> dict[str, Any]:
         """Tokens that end a text, and sampling settings that the file recommends."""
         if not self._fields.has("tokenizer.ggml.tokens"):
-            return {}  # `tokenizer_json` says that there is none, where one is needed
+            return {}  # `tokenizer_json` reports the missing tokenizer if it is needed
         ends = [self._special_id(name) for name in ("eos", "eot", "eom")]
         known = {id_ for id_, kind in enumerate(self._types) if kind == _CONTROL and self._tokens[id_] in _ENDS}
         texts = {self._tokens[id_] for id_ in known}
-        if {"<|return|>", "<|call|>"} <= texts:  # of Harmony, where <|end|> only ends a message
+        if {"<|return|>", "<|call|>"} <= texts:  # Harmony, in which <|end|> only ends a message
             known = {id_ for id_ in known if self._tokens[id_] != "<|end|>"}
         listed = list(dict.fromkeys([id_ for id_ in ends if id_ is not None] + sorted(known)))
         found: dict[str, Any] = {"eos_token_id": listed} if listed else {}
@@ -102,7 +102,7 @@ class GGUFTokenizer:
         return self._fields.text("tokenizer.chat_template") or None
 
     def tokenizer_json(self) -> bytes:
-        """The whole of it, as the `tokenizers` library reads it."""
+        """The whole tokenizer.json, for the `tokenizers` library."""
         its = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         added = [
             {
@@ -157,7 +157,7 @@ class GGUFTokenizer:
         }
 
     def _vocabulary(self) -> dict[str, int]:
-        """Without what only fills the places up to the size of the embedding."""
+        """The vocabulary, without entries that only fill up the embedding."""
         types = self._types
         return {
             token: id_
@@ -166,9 +166,9 @@ class GGUFTokenizer:
         }
 
     def _merges(self) -> Sequence[str | tuple[str, str]]:
-        """Those that the file has, else all pairs of tokens that make a token, those of the best token first.
+        """The file's merges, else all pairs of tokens that make a token, those of the best token first.
 
-        Of Gemma's tokens the first is the best: the scores of those that were added are not in that order.
+        In Gemma an earlier token is better: the scores of added tokens do not follow that order.
         """
         said = self._metadata.get("tokenizer.ggml.merges")
         if isinstance(said, Strings):
@@ -192,7 +192,7 @@ class GGUFTokenizer:
         return [(left, right) for *_, left, right in ranked]
 
     def _post_processor(self) -> dict[str, Any] | None:
-        """What is put around a text."""
+        """The post-processor, which adds tokens around a text."""
         is_sentencepiece = self._kind == "llama"
         around = {
             "bos": self._fields.flag("tokenizer.ggml.add_bos_token", is_sentencepiece or self._pre in ADDING_BOS),
