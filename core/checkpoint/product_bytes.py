@@ -1,4 +1,4 @@
-"""Bytes of the matrices of a model, from config.json alone: formats say what they store for a shape."""
+"""Bytes of a model's matrices, from config.json alone: each format says what it stores for a shape."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.core.checkpoint.quantization import recipes_of
 from penstock.core.checkpoint.weights import decoder_products
 
 FLOAT_BYTES = 2
-"""Most checkpoints have bf16, and so do scales."""
+"""Most checkpoints use bf16, also for scales."""
 
 _OF_DTYPE: dict[str, float] = {"F64": 8, "F32": 4, "I64": 8, "I32": 4, "I16": 2}
 _OF_DTYPE |= {name: its.num_bytes / its.num_elements for name, its in BLOCK_TYPES.items()}
@@ -20,11 +20,11 @@ _NARROW = ("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "BOOL")
 
 @cache
 def product_bytes(decoder: Decoder) -> Mapping[str, float]:
-    """Of each matrix that activations are multiplied with, quantized at load or before, or not at all."""
+    """Return the bytes of each matrix that activations are multiplied with, quantized or not."""
     products, recipes = decoder_products(decoder), recipes_of(decoder)
     sizes = {name: math.prod(product.shape) * float(FLOAT_BYTES) for name, product in products.items()}
     for name, product in products.items():
-        # An embedding that is the head, too, is quantized where a head would be.
+        # An embedding that is also the head is quantized like a head.
         is_tied = product.is_head and decoder.tied_embeddings
         stored_as = f"{decoder.names.head}.weight" if is_tied else name
         if name in recipes:
@@ -51,7 +51,7 @@ def _stored(decoder: Decoder, name: str, shape: tuple[int, ...]) -> float | None
 
 
 def _bytes_of(dtypes: tuple[str, ...]) -> float:
-    """Of an element. Where several types are allowed, floats have 16 bits."""
+    """Return the bytes of an element. If several types are allowed, floats count as 16 bits."""
     if dtypes[0] in _NARROW:
         return 1
     return _OF_DTYPE.get(dtypes[0], FLOAT_BYTES) if len(dtypes) == 1 else FLOAT_BYTES

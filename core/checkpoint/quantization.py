@@ -1,4 +1,4 @@
-"""`--quantization`: what it means for a checkpoint, and for each of its matrices."""
+"""Applies `--quantization` to a checkpoint, and to each of its matrices."""
 
 import math
 import re
@@ -14,18 +14,18 @@ from penstock.core.config.options import ConfigError
 
 _NONE = ("", "none", "None", "null")
 _SAME = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
-"""Other engines' names of methods, by the products that multiply with them -> what config.json has."""
+"""Other engines' names of methods, after their kernels -> the name in config.json."""
 
 
 def with_quantization(config: ModelConfig, wanted: str) -> ModelConfig:
-    """The configuration of the model that is served.
+    """Return the configuration of the model that is served.
 
     Args:
-        config: of the checkpoint.
-        wanted: one of the formats that can be made; or what the checkpoint is anyway; empty for that, too.
+        config: the checkpoint's.
+        wanted: a format that can be made at load, or the checkpoint's own method; empty: the checkpoint's own.
 
     Raises:
-        ConfigError: the checkpoint is something else, or the format cannot be made of it.
+        ConfigError: the checkpoint has another method, or the format cannot be made from it.
     """
     stored = config.quantization
     if wanted in _NONE:
@@ -51,12 +51,12 @@ def with_quantization(config: ModelConfig, wanted: str) -> ModelConfig:
 
 
 def products_of(config: ModelConfig) -> dict[str, Product]:
-    """The matrices that can be quantized, by their names in the checkpoint."""
+    """Return the matrices that can be quantized, by their names in the checkpoint."""
     return decoder_products(config) if isinstance(config, Decoder) else {}
 
 
 def recipes_of(config: ModelConfig) -> Mapping[str, Recipe]:
-    """For each matrix that is quantized at load, how."""
+    """Return the recipe of each matrix that is quantized at load."""
     made = config.quantization
     if not isinstance(made, MadeAtLoad):
         return {}

@@ -1,1 +1,1 @@
-"""How quantized checkpoints store their matrices: one way of storing them, one file. Nothing here needs torch."""
+"""How quantized checkpoints store their matrices: one file per format. Nothing here needs torch."""

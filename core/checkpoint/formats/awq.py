@@ -58,7 +58,7 @@ class AWQ(NamedTuple):
 
 
 def parse(fields: JsonFields) -> AWQ:
-    """As `Parse`; older files call some fields otherwise."""
+    """As `Parse`; older files use other names for some fields."""
     layout = (fields.text("version") or fields.text("format", "gemm")).lower()
     if fields.text("backend") == "llm-awq":
         layout = "llm-awq"

@@ -19,7 +19,7 @@ class BlocksMatrix(NamedTuple):
 
     def parts(self, name: str, shape: Shape) -> Mapping[str, Part]:
         num_outputs, num_inputs = shape
-        # The size of blocks is in the state, a JSON object.
+        # The block size is in the state, a JSON object.
         codes = Part(name, (-(-num_outputs * num_inputs // 2), 1), ("U8",))
         if num_inputs % 2 == 0:  # then rows are whole bytes
             codes = codes._replace(rows=(num_outputs, num_inputs // 2), axes=(OUTPUTS, Along("inputs", 2)))

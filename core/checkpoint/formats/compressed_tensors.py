@@ -1,7 +1,7 @@
 """compressed-tensors, as llm-compressor writes it: integers and FP8, alone or packed; several kinds in one checkpoint.
 
-Groups of modules each have a scheme. A module belongs to the first group with its name, else with a regular expression
-("re:...") for it, else with its class; the list of ignored modules comes before all of them.
+Each group of modules has a scheme. A module belongs to the first group that has its name, else to one with a matching
+regular expression ("re:..."), else to one with its class. The list of ignored modules comes before all groups.
 """
 
 import re
@@ -29,7 +29,7 @@ SUPPORTED = (
 )
 _PACKED, _INTEGERS, _FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 _ALONE = (_INTEGERS, _FLOATS, "naive-quantized")
-_MIXED = ("mixed-precision", "dense", "fakequant", "")  # of the whole, where each group has a format of its own
+_MIXED = ("mixed-precision", "dense", "fakequant", "")  # top-level values that leave the format to each group
 _BITS = (2, 3, 4, 5, 6, 8)
 _CLASSES = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
 
@@ -41,14 +41,14 @@ class Scales(NamedTuple):
     columns: int | None  # None: all inputs
 
     def shape(self, shape: Shape) -> Shape:
-        """Of the scales of a matrix."""
+        """Return the shape of a matrix's scales."""
         if self.rows is None:
             return (1,)
         return num_groups(shape[0], self.rows), num_groups(shape[1], self.columns)
 
     @property
     def axes(self) -> tuple[Along | None, ...]:
-        """As `Part.axes`."""
+        """Return `Part.axes` of the scales."""
         if self.rows is None:
             return (None,)
         return along_groups("outputs", self.rows), along_groups("inputs", self.columns)
@@ -60,7 +60,7 @@ class Packed(NamedTuple):
     bits: int
     scales: Scales
     is_symmetric: bool
-    has_order: bool  # of inputs in groups
+    has_order: bool  # whether inputs are reordered into groups
     inputs: Inputs | None
 
     def parts(self, name: str, shape: Shape) -> Mapping[str, Part]:
@@ -127,7 +127,7 @@ def _input_scale(stem: str, inputs: Inputs | None) -> dict[str, Part]:
 
 
 class _Rule:
-    """Modules, by name, regular expression or class."""
+    """Matches modules by name, regular expression or class."""
 
     def __init__(self, targets: Iterable[str]) -> None:
         targets = tuple(targets)
@@ -166,7 +166,7 @@ class CompressedTensors:
 _REDUNDANT = re.compile(
     r"\.((weight|input|output)_zero_point|weight_shape|input_scale|output_scale|[qkv]_(scale|zero_point))$"
 )
-"""Zero points that are all 0, scales of inputs that are rounded with scales of their own, and scales of KV."""
+"""Ignored tensors: zero points that are all 0, scales of dynamically rounded inputs, and scales of KV."""
 
 
 def parse(fields: JsonFields) -> CompressedTensors:
@@ -202,7 +202,7 @@ def parse(fields: JsonFields) -> CompressedTensors:
 
 
 def _title(matrix: Matrix) -> str:
-    """Such as W4A16."""
+    """Return a short name, such as W4A16."""
     bits = 8 if isinstance(matrix, Floats) else matrix.bits
     return f"{'FP8 ' * isinstance(matrix, Floats)}W{bits}A{16 if matrix.inputs is None else 8}"
 
@@ -252,7 +252,7 @@ def _scales(args: JsonFields) -> Scales:
 
 
 def _block(found: Any) -> tuple[int, int]:
-    """Rows and columns, as a list, or as "128x128"."""
+    """Return rows and columns, given as a list or as "128x128"."""
     sizes = found.split("x") if isinstance(found, str) else found
     try:
         rows, columns = (int(size) for size in sizes)
@@ -266,7 +266,7 @@ def _block(found: Any) -> tuple[int, int]:
 
 
 def _inputs(args: JsonFields | None) -> Inputs | None:
-    """How inputs are rounded; None: not at all."""
+    """Return how inputs are rounded; None if they are not."""
     if args is None:
         return None
     kind, bits = args.text("type", "int").lower(), args.whole("num_bits", 8)

@@ -1,7 +1,7 @@
-"""The interface of a quantized checkpoint: which matrices are stored in which way, and as which tensors.
+"""The interface of a quantized checkpoint: the format of each matrix, and its stored tensors.
 
 `quantization_config` in config.json is parsed into a `Quantization` (`registry.py`), which knows the format of each
-matrix. What the stored tensors mean is known to the file of the same name in `gpu_worker/formats/`.
+matrix. The file of the same name in `gpu_worker/formats/` decodes the stored tensors.
 """
 
 import math
@@ -16,7 +16,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Along(NamedTuple):
-    """An axis of a stored tensor: `num` outputs (or inputs, or experts) of the matrix have `stored` places there."""
+    """An axis of a stored tensor: `num` outputs (or inputs, or experts) of the matrix take `stored` places on it."""
 
     axis: Literal["items", "outputs", "inputs"]
     num: int = 1
@@ -27,24 +27,24 @@ ITEMS, OUTPUTS, INPUTS = Along("items"), Along("outputs"), Along("inputs")
 
 
 class Part(NamedTuple):
-    """A stored tensor of a matrix."""
+    """One of the stored tensors of a matrix."""
 
     name: str
-    shape: Shape | None  # axes of size 1 do not count; None: any, and checked when it is read
+    shape: Shape | None  # axes of size 1 do not count; None: any, checked when read
     dtypes: tuple[str, ...]  # one of them; safetensors' names
     is_optional: bool = False
-    other_names: tuple[str, ...] = ()  # that it may have instead
+    other_names: tuple[str, ...] = ()  # alternative names
     axes: tuple[Along | None, ...] = ()
-    """What each axis of `shape` goes along; None: nothing. A tensor without any is read as a whole."""
-    rows: Shape | None = None  # the axes that `axes` has, if it is stored as another shape
+    """The matrix's axis that each axis of `shape` follows; None: none. A tensor without any is read as a whole."""
+    rows: Shape | None = None  # the shape that `axes` refers to, if the tensor is stored in another shape
 
 
 LEAST_INPUT_GROUP = 32
-"""Inputs that share a scale when they are rounded, at least: as many as the kernels multiply at once."""
+"""Least number of rounded inputs that share a scale: as many as the kernels multiply at once."""
 
 
 class Inputs(NamedTuple):
-    """How the inputs of a product are rounded, as `InputRounding` of the kernels."""
+    """How the inputs of a product are rounded, like the kernels' `InputRounding`."""
 
     dtype: Literal["int8", "fp8_e4m3"]
     is_static: bool  # with a scale that is stored
@@ -52,45 +52,45 @@ class Inputs(NamedTuple):
 
 
 class MatrixFormat(Protocol):
-    """One way of storing a matrix, with its variables."""
+    """One way of storing a matrix, with its parameters."""
 
     def parts(self, name: str, shape: Shape) -> Mapping[str, Part]:
-        """What is stored for a weight, by its role there.
+        """Return the tensors stored for a weight, by role.
 
         Args:
-            name: of the weight, "model.layers.0.mlp.up_proj.weight".
-            shape: [N, K], for experts in one tensor [E, N, K], however it is stored.
+            name: the weight's, such as "model.layers.0.mlp.up_proj.weight".
+            shape: [N, K], or [E, N, K] for experts in one tensor, however it is stored.
 
         Raises:
-            LoadError: a matrix of this shape cannot be stored so.
+            LoadError: a matrix of this shape cannot be stored in this format.
         """
         ...
 
 
 def unit(format: MatrixFormat, axis: Literal["outputs", "inputs"]) -> int:
-    """How many outputs or inputs share something that is stored: parts of the matrix begin and end at multiples."""
-    # What is stored of a matrix without inputs has all axes.
+    """Return how many outputs or inputs share stored data: the matrix can only be split at multiples of this."""
+    # The parts of an empty matrix have all axes.
     parts = format.parts("", (0, 0))
     return math.lcm(*(its.num for part in parts.values() for its in part.axes if its is not None and its.axis == axis))
 
 
 class Quantization(Protocol):
-    """What `quantization_config` says."""
+    """The parsed `quantization_config`."""
 
     @property
     def name(self) -> str:
-        """As people call it, with its variant."""
+        """The usual name, with the variant."""
         ...
 
     def format_of(self, name: str) -> MatrixFormat | None:
-        """The format of a weight, by the checkpoint's own name for it; None if it is stored as floats.
+        """Return the format of a weight, by the checkpoint's own name; None if it is stored as floats.
 
-        A matrix that is there as floats counts as such anyway.
+        A matrix that is actually stored as floats counts as floats anyway.
         """
         ...
 
     def ignores(self, name: str) -> bool:
-        """Whether a stored tensor that is no part of a matrix is known to be redundant."""
+        """Return whether a stored tensor that is no part of a matrix is known to be redundant."""
         ...
 
 
@@ -107,7 +107,7 @@ class Parse(Protocol):
 
 
 def unsupported(found: str, supported: str) -> ConfigError:
-    """The error for a variant that cannot be read."""
+    """Return the error for an unsupported variant."""
     return ConfigError(
         f"this checkpoint is quantized in a way that is not supported: {found}; supported: {supported}. "
         "Serve the one that it was made from, or quantize it again"

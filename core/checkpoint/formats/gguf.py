@@ -1,7 +1,7 @@
-"""The matrices of GGUF files: each in blocks of its own type.
+"""The matrices of GGUF files, each in blocks of its own type.
 
-A file of that format has no config.json. What is made of its metadata (`core/checkpoint/gguf/`) has the type of each
-quantized matrix in quantization_config.
+Such a file has no config.json. The one made from its metadata (`core/checkpoint/gguf/`) has the type of each quantized
+matrix in quantization_config.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class GGUFBlocks(NamedTuple):
     block_type: str  # "Q4_K"
 
     def parts(self, name: str, shape: Shape) -> Mapping[str, Part]:
-        # Rows are bytes when they are read.
+        # Rows are read as bytes.
         block = BLOCK_TYPES[self.block_type]
         axes = (*(ITEMS,) * len(shape[:-2]), OUTPUTS, Along("inputs", block.num_elements, block.num_bytes))
         return {"blocks": Part(name, shape, (self.block_type,), axes=axes)}

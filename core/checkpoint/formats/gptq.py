@@ -27,13 +27,13 @@ class GPTQMatrix(NamedTuple):
 
     bits: int
     group_size: int | None  # inputs that share a scale; None: all
-    version: int  # 1: stored zero points are one less
+    version: int  # 1: zero points are stored minus one
     has_order: bool  # whether groups were made in the order of the inputs' importance
 
     def parts(self, name: str, shape: Shape) -> Mapping[str, Part]:
         num_outputs, num_inputs = shape
         stem, groups = stem_of(name), num_groups(num_inputs, self.group_size)
-        is_padded = num_inputs * self.bits % 32 > 0  # then only g_idx tells how many inputs there are
+        is_padded = num_inputs * self.bits % 32 > 0  # then only g_idx shows the number of inputs
         codes, zeros = (num_words(num_inputs, self.bits), num_outputs), (groups, num_words(num_outputs, self.bits))
         of_groups, is_optional = along_groups("inputs", self.group_size), not (self.has_order or is_padded)
         return {
@@ -48,7 +48,7 @@ class GPTQ(NamedTuple):
     """See `Quantization`."""
 
     usual: GPTQMatrix
-    exceptions: tuple[tuple[re.Pattern[str], GPTQMatrix | None], ...]  # the first that matches a module's name counts
+    exceptions: tuple[tuple[re.Pattern[str], GPTQMatrix | None], ...]  # the first match of a module's name counts
     has_head: bool
 
     @property
@@ -91,7 +91,7 @@ def _matrix(fields: JsonFields, default: GPTQMatrix) -> GPTQMatrix:
 
 
 def _exceptions(fields: JsonFields, usual: GPTQMatrix) -> list[tuple[re.Pattern[str], GPTQMatrix | None]]:
-    """Of GPTQModel: by a regular expression, after "-:" for modules that are not quantized."""
+    """Return GPTQModel's exceptions: regular expressions, with "-:" in front for modules that are not quantized."""
     dynamic = fields.object("dynamic")
     found: list[tuple[re.Pattern[str], GPTQMatrix | None]] = []
     for key in [] if dynamic is None else dynamic.names():

@@ -1,4 +1,4 @@
-"""Scales of keys and values that a checkpoint brings: of which type they are, and as which tensors."""
+"""Scales of keys and values in a checkpoint: their type, and the names of their tensors."""
 
 from typing import Literal
 
@@ -10,10 +10,10 @@ _TYPES: dict[tuple[str, int], KVScaleType] = {("float", 8): "fp8_e4m3", ("int", 
 
 
 def kv_scale_type(config: JsonFields) -> KVScaleType | None:
-    """For which type of KV the scales are that config.json announces; None if there are none.
+    """Return the type of KV for which config.json announces scales; None if it announces none.
 
     Raises:
-        ConfigError: they are of a kind that is not supported.
+        ConfigError: the scales are of an unsupported kind.
     """
     fields = config.object("quantization_config")
     if fields is None or fields.raw("kv_cache_scheme") is None:
@@ -28,12 +28,12 @@ def kv_scale_type(config: JsonFields) -> KVScaleType | None:
     if kind not in _TYPES or not is_symmetric:
         found = f"KV in {kind[0]} of {kind[1]} bits{'' if is_symmetric else ', asymmetric'} (kv_cache_scheme)"
         raise unsupported(found, "FP8 and INT8, symmetric")
-    # With other ones, each head of each token gets its own.
+    # With other scales, each head of each token gets its own.
     return _TYPES[kind] if strategy == "tensor" and scheme.raw("dynamic") in (None, False) else None
 
 
 def scale_names(attention: str, which: Literal["k", "v"]) -> tuple[str, ...]:
-    """The names that tools have for the scale of an attention's keys or values."""
+    """Return the names that tools use for the scale of an attention's keys or values."""
     projection = f"{attention}.{which}_proj"
     return (
         f"{attention}.{which}_scale",

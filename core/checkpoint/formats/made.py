@@ -1,4 +1,4 @@
-"""Formats that float matrices can be turned into, at load or by `penstock quantize`. Nothing here needs torch."""
+"""Formats into which float matrices can be quantized, at load or by `penstock quantize`. Nothing here needs torch."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -9,7 +9,7 @@ MADE_FORMATS: tuple[MadeFormat, ...] = get_args(MadeFormat)
 
 GROUP_SIZES = (32, 64, 128)
 LEAST_WEIGHTS = 1 << 10
-"""Matrices with fewer stay as they are: nothing would be gained."""
+"""Matrices with fewer weights are not quantized: nothing would be gained."""
 
 
 class Recipe(NamedTuple):
@@ -17,13 +17,13 @@ class Recipe(NamedTuple):
 
     int8              codes of 8 bits and a scale for each output; inputs are rounded to 8 bits, token by token
     int8_weight_only  the same weights; inputs are not rounded
-    int4              codes of 4 bits; a scale for each group of inputs, and a zero if it is wanted
+    int4              codes of 4 bits; a scale for each group of inputs, and optionally a zero point
     fp8               e4m3 and a scale for each output; inputs are rounded to e4m3, token by token
     """
 
     format: MadeFormat
-    group: int = 32  # of int4: consecutive inputs that share a scale, one of GROUP_SIZES
-    has_zeros: bool = True  # of int4: a tenth less error for a quarter of a bit
+    group: int = 32  # for int4: consecutive inputs that share a scale, one of GROUP_SIZES
+    has_zeros: bool = True  # for int4: a tenth less error for a quarter of a bit
 
 
 class MadeAtLoad(NamedTuple):
@@ -44,10 +44,10 @@ class MadeAtLoad(NamedTuple):
 
 
 HEAD = Recipe("int8_weight_only")
-"""Of the output matrix, whatever the others are. In 4 bits it would lose more than all of them together; and rounded
-inputs change which of two likely tokens is the likelier, while they would make no step faster."""
+"""The recipe of the output matrix, whatever the others have. In 4 bits it would lose more than all others together.
+Rounded inputs could swap the order of two likely tokens, and would not make steps faster."""
 
 
 def at_load(format: MadeFormat) -> MadeAtLoad:
-    """What an option means."""
+    """Return the quantization that an option asks for."""
     return MadeAtLoad(Recipe(format), HEAD)

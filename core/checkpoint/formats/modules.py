@@ -1,4 +1,4 @@
-"""What the formats share: names of modules, rules that choose among them, and how many groups or words there are."""
+"""Shared by the formats: names of modules, rules that select modules, and counts of groups and words."""
 
 import math
 import re
@@ -13,15 +13,15 @@ _WORD = 32
 
 
 def stem_of(name: str) -> str:
-    """The module that a weight belongs to: its name without ".weight"."""
+    """Return the module that a weight belongs to: its name without ".weight"."""
     return name.removesuffix(".weight")
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A regular expression of a checkpoint.
+    """Compile a regular expression from a checkpoint.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is invalid.
     """
     try:
         return re.compile(text)
@@ -30,9 +30,9 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 class KeptModules:
-    """Modules that a list leaves as they are, by the rules that transformers has for `modules_to_not_convert`.
+    """Modules that are not quantized, by transformers' rules for `modules_to_not_convert`.
 
-    An entry is the end of a module's name, or a regular expression for its beginning, up to a dot.
+    An entry matches the end of a module's name, or, as a regular expression, its beginning up to a dot.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -44,21 +44,21 @@ class KeptModules:
 
 
 def num_groups(num_inputs: int, size: int | None) -> int:
-    """How many groups of this size there are; None: one group of all."""
+    """Return how many groups of this size there are; None: one group of all."""
     return 1 if size is None else -(-num_inputs // size)
 
 
 def along_groups(axis: Literal["outputs", "inputs"], size: int | None) -> Along | None:
-    """The axis of what groups of this size have; None: one group of all."""
+    """Return the axis of per-group data; `size` None: one group of all."""
     return None if size is None else Along(axis, size)
 
 
 def along_words(axis: Literal["outputs", "inputs"], bits: int) -> Along:
-    """The axis of 32-bit words that hold codes of an axis, one after the other."""
+    """Return the axis of 32-bit words that hold an axis's codes, packed one after the other."""
     common = math.gcd(_WORD, bits)
     return Along(axis, _WORD // common, bits // common)
 
 
 def num_words(count: int, bits: int) -> int:
-    """How many 32-bit words hold so many codes, one after the other."""
+    """Return how many 32-bit words hold `count` codes, packed one after the other."""
     return -(-count * bits // _WORD)

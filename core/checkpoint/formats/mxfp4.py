@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss has it: the experts' matrices, in blocks of 32 inputs."""
+"""MXFP4 as in gpt-oss: the experts' matrices, in blocks of 32 inputs."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class MXFP4(NamedTuple):
 
 
 def parse(fields: JsonFields) -> MXFP4:
-    """As `Parse`. What `modules_to_not_convert` names is floats anyway."""
+    """As `Parse`. The modules in `modules_to_not_convert` are stored as floats anyway."""
     return MXFP4()
 
 

@@ -1,4 +1,4 @@
-"""The known quantization methods, by `quant_method` in quantization_config. Nothing else looks at that name."""
+"""The known quantization methods, by `quant_method` in quantization_config. No other code looks at that name."""
 
 from penstock.core.checkpoint.formats.awq import AWQ_METHOD
 from penstock.core.checkpoint.formats.bitsandbytes import BITSANDBYTES_METHOD
@@ -25,10 +25,10 @@ _METHODS = {
 
 
 def quantization_of(config: JsonFields) -> Quantization | None:
-    """What config.json says; None if weights are not quantized.
+    """Return the quantization that config.json describes; None if weights are not quantized.
 
     Raises:
-        ConfigError: they are, in a way that is not supported.
+        ConfigError: weights are quantized in an unsupported way.
     """
     fields = config.object("quantization_config")
     if fields is None:
