@@ -1,4 +1,4 @@
-"""From a weight's source to that of a part of the weight, whatever is stored in which order."""
+"""Cuts a weight's source to a part of the weight, whatever the order in which it is stored."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -8,11 +8,11 @@ from penstock.core.checkpoint.weight_sources import WHOLE, Cut, LinearSource, No
 
 
 def outputs_of(source: Source, chosen: Ranges) -> Source:
-    """These outputs of the weight, one range behind the other; of every expert, if it has experts.
+    """Return the source of these outputs of the weight, range after range; of every expert, if it has experts.
 
     Args:
-        source: its outputs are not cut yet.
-        chosen: ascending, without overlaps.
+        source: must not have cut outputs yet.
+        chosen: ascending ranges without overlaps.
     """
     num_names = len(source.names)
     per_item = num_names // source.num_stacked if source.num_stacked else num_names
@@ -31,12 +31,12 @@ def outputs_of(source: Source, chosen: Ranges) -> Source:
 
 
 def inputs_of(source: Source, chosen: Ranges) -> Source:
-    """The weight's columns for these inputs."""
+    """Return the source of the weight's columns for these inputs."""
     return _cut(source, [source.cut(i)._replace(inputs=chosen) for i in range(len(source.names))])
 
 
 def items_of(source: Source, chosen: Ranges) -> Source:
-    """The weights of these experts (or heads with norms of their own), in this order."""
+    """Return the source of these experts (or heads with their own norms), in this order."""
     if source.has_items:
         return _cut(source, [source.cut(i)._replace(items=chosen) for i in range(len(source.names))])
     per_item = len(source.names) // source.num_stacked
@@ -50,19 +50,19 @@ def items_of(source: Source, chosen: Ranges) -> Source:
 
 
 def columns(linear: LinearSource, chosen: Ranges) -> LinearSource:
-    """Of a column-parallel product: these outputs, with their biases."""
+    """Return these outputs of a column-parallel product, with their biases."""
     return LinearSource(
         outputs_of(linear.weight, chosen), None if linear.bias is None else outputs_of(linear.bias, chosen)
     )
 
 
 def rows(linear: LinearSource, chosen: Ranges, *, has_bias: bool) -> LinearSource:
-    """Of a row-parallel product: these inputs. One rank adds the bias."""
+    """Return these inputs of a row-parallel product. One rank adds the bias."""
     return LinearSource(inputs_of(linear.weight, chosen), linear.bias if has_bias else None)
 
 
 def norm_part(norm: NormSource | None, heads: Ranges, dim: int) -> NormSource | None:
-    """Of a norm with weights for each head: those of these heads, each with `dim` numbers."""
+    """Return the part of a norm with weights per head that belongs to these heads, each with `dim` numbers."""
     if norm is None:
         return None
 
@@ -86,7 +86,7 @@ def _or_all(ranges: Ranges, size: int) -> Ranges | None:
 
 
 def _by_tensor(stored: Ranges, sizes: Sequence[int]) -> list[Ranges]:
-    """Ranges of the stack, as ranges of each of the tensors that it is made of."""
+    """Return ranges of the stack as ranges of each of its tensors."""
     found: list[Ranges] = []
     first = 0
     for size in sizes:
@@ -97,7 +97,7 @@ def _by_tensor(stored: Ranges, sizes: Sequence[int]) -> list[Ranges]:
 
 
 def joined(ranges: Iterable[Range]) -> Ranges:
-    """Ascending ranges, with those that touch as one."""
+    """Merge adjacent ranges of an ascending sequence."""
     found: list[Range] = []
     for begin, end in ranges:
         if found and found[-1][1] == begin:
@@ -109,7 +109,7 @@ def joined(ranges: Iterable[Range]) -> Ranges:
 
 @cache
 def _in_stored_order(order: tuple[int, ...], chosen: Ranges) -> tuple[tuple[int, ...] | None, Ranges]:
-    """What is read of the stack, and the order within it; None if it is read in order."""
+    """Return the order within what is read of the stack (None: in order), and the ranges that are read."""
     wanted = [order[i] for begin, end in chosen for i in range(begin, end)]
     stored = sorted(wanted)
     place = {output: i for i, output in enumerate(stored)}

@@ -1,4 +1,4 @@
-"""Spreading the experts of a model over tensor ranks, by the tokens that went to each."""
+"""Spreads the experts of a model over tensor ranks, by the tokens that went to each."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ _FLAG = "--enable-expert-parallel"
 
 
 class _Load(msgspec.Struct):
-    """What `GET /debug/expert_load` answers."""
+    """The answer of `GET /debug/expert_load`."""
 
     layers: dict[int, list[int]]
 
 
 def with_experts_spread(model: ModelConfig, options: ParallelOptions) -> ModelConfig:
-    """The whole model, with a placement of its experts if the options ask for one.
+    """Return the whole model, with a placement of its experts if the options ask for one.
 
     Raises:
-        ConfigError: an option makes no sense for this model, or without another one; or the file cannot be read.
+        ConfigError: an option does not fit this model, or needs another option; or the file cannot be read.
     """
     if not options.enable_expert_parallel:
         for flag, value in (
@@ -52,7 +52,7 @@ def with_experts_spread(model: ModelConfig, options: ParallelOptions) -> ModelCo
 
 
 def placement_digest(model: ModelConfig) -> str:
-    """16 hex digits that ranks with the same placement have in common; empty if experts are not spread."""
+    """Return 16 hex digits that are equal for equal placements; empty if experts are not spread."""
     whole = model.shard.whole if isinstance(model, Decoder) and model.shard is not None else model
     layers = whole.layers if isinstance(whole, Decoder) else ()
     placed = [its.spread.ranks_of for its in map(_experts, layers) if its is not None and its.spread is not None]
@@ -60,10 +60,10 @@ def placement_digest(model: ModelConfig) -> str:
 
 
 def read_expert_load(path: Path) -> Mapping[int, list[int]]:
-    """Tokens of each expert, by the numbers of layers.
+    """Read the tokens of each expert, by layer number.
 
     Raises:
-        ConfigError: it is missing, or something else.
+        ConfigError: the file is missing, or has another form.
     """
     try:
         layers = msgspec.json.decode(path.read_bytes(), type=_Load).layers
@@ -88,7 +88,7 @@ def _spread(model: Decoder, layer: Layer, options: ParallelOptions, tokens: list
         return layer
     num_ranks = options.tensor_parallel_size
     ranks_of = place_experts(experts.count, num_ranks, options.num_redundant_experts, tokens)
-    # What shared experts make of all tokens is added up over the ranks anyway, and the rest along with it.
+    # The output of shared experts is summed over the ranks anyway, and the other experts' output with it.
     fewest, can_travel = None, layer.beside_mlp is None and not layer.is_parallel
     if options.expert_exchange == "auto" and can_travel and experts.shared is None:
         fewest = fewest_travelling_tokens(num_ranks, experts.router.top_k, _BYTES_OF_NUMBER * model.hidden_size)

@@ -1,4 +1,4 @@
-"""What cannot be split, and the reason; found before any process starts."""
+"""Finds, before any process starts, what cannot be split, and why."""
 
 import math
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ _MOST_SIZES = 128
 
 
 def refuse_split(model: Decoder, place: Place) -> None:
-    """Refuse a split that is not possible.
+    """Refuse an impossible split.
 
     Raises:
-        ConfigError: of one sentence with limit and value.
+        ConfigError: one sentence with limit and value.
     """
     num_layers = len(model.layers)
     if model.state_layers:
@@ -41,7 +41,7 @@ def refuse_split(model: Decoder, place: Place) -> None:
 
 
 def _why_not(model: Decoder, num_tensor: int) -> str | None:
-    """What of the model cannot be split over so many ranks."""
+    """Return why the model cannot be split over this many ranks; None if it can."""
     if num_tensor == 1:
         return None
     if (num_tensor - 1) * logit_width(model.vocab_size, num_tensor) >= model.vocab_size:
@@ -84,7 +84,7 @@ def _inner_sizes(layer: Layer, units: Units) -> Iterator[tuple[str, int, int]]:
 
 
 def _why_not_ordered(model: Decoder) -> str | None:
-    """Inputs that were put into groups by their importance: a range of them has some of every group."""
+    """Check for inputs grouped by importance, which cannot be split: a range of them has some of every group."""
     names = model.names
     for number, layer in enumerate(model.layers):
         prefix = names.layer.format(number)
@@ -103,7 +103,7 @@ def _why_not_ordered(model: Decoder) -> str | None:
 
 
 def _why_not_rounded(model: Decoder, num_tensor: int) -> str | None:
-    """Inputs that are rounded in groups, which are divided where a rank's heads begin within one."""
+    """Check for inputs rounded in groups: a group is divided if a rank's heads begin inside it."""
     for number, layer in enumerate(model.layers):
         mixer = layer.attention
         assert mixer is not None

@@ -1,8 +1,8 @@
-"""Which ranks hold which experts of a mixture, with further copies of those that many tokens go to.
+"""Decides which ranks hold which experts of a mixture, with additional copies of busy experts.
 
-The two steps are those of DeepSeek's Expert Parallelism Load Balancer (EPLB, 2025), for ranks that are all alike:
-copies go, one by one, to the expert whose copies have the most tokens each; then the copies, the busiest first, to the
-rank that has the fewest tokens so far. No rank holds two copies of an expert. All ranks compute the same placement.
+The two steps are those of DeepSeek's Expert Parallelism Load Balancer (EPLB, 2025), for identical ranks. First, copies
+are added one by one to the expert whose copies have the most tokens each. Then the copies, the busiest first, go to the
+rank with the fewest tokens so far. No rank holds two copies of an expert. All ranks compute the same placement.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ RanksOf = tuple[tuple[int, ...], ...]
 def place_experts(
     num_experts: int, num_ranks: int, num_redundant: int = 0, tokens: Sequence[int] | None = None
 ) -> RanksOf:
-    """Place the experts of one layer. No rank holds two experts more than another.
+    """Place the experts of one layer. The ranks' numbers of experts differ by at most one.
 
     Args:
-        num_experts: of the mixture.
-        num_ranks: that share them.
+        num_experts: experts of the mixture.
+        num_ranks: ranks that share them.
         num_redundant: copies beyond the first ones.
-        tokens: that went to each expert; None: unknown, and taken as equal. Then experts stay in their order.
+        tokens: tokens that went to each expert; None: unknown, and assumed equal; experts then stay in order.
 
     Raises:
-        ConfigError: a rank would have no expert, or there are more copies than ranks for them.
+        ConfigError: a rank would have no expert, or there are too many copies for the ranks.
     """
     if num_experts + num_redundant < num_ranks:
         raise ConfigError(
@@ -56,7 +56,7 @@ def place_experts(
 
 
 def _in_order(num_experts: int, num_ranks: int, num_redundant: int) -> RanksOf:
-    """Neighbours together, and copies of those that follow them."""
+    """Place neighbours together, with copies of the experts that follow them."""
     bounds = [-(-rank * num_experts // num_ranks) for rank in range(num_ranks + 1)]
     held = [set(range(begin, end)) for begin, end in pairwise(bounds)]
     copies = [1] * num_experts
@@ -71,14 +71,14 @@ def _in_order(num_experts: int, num_ranks: int, num_redundant: int) -> RanksOf:
 
 
 def _copies(tokens: Sequence[int], num_ranks: int, num_redundant: int) -> list[int]:
-    """How many copies each expert has."""
+    """Return the number of copies of each expert."""
     copies = [1] * len(tokens)
     busiest = [(-float(count), expert) for expert, count in enumerate(tokens)]
     heapify(busiest)
     for _ in range(num_redundant):
         expert = busiest[0][1]
         copies[expert] += 1
-        left = 1.0 if copies[expert] == num_ranks else -tokens[expert] / copies[expert]  # the last: it has all
+        left = 1.0 if copies[expert] == num_ranks else -tokens[expert] / copies[expert]  # last: it is on all ranks
         heapreplace(busiest, (left, expert))
     return copies
 
@@ -86,14 +86,14 @@ def _copies(tokens: Sequence[int], num_ranks: int, num_redundant: int) -> list[i
 def _put(
     expert: int, held: Sequence[set[int]], loads: list[float], room: Sequence[int], shares: Sequence[float]
 ) -> None:
-    """One more copy goes to the rank with the fewest tokens that can take it."""
+    """Put one more copy on the rank with the fewest tokens that can take it."""
     free = [rank for rank, its in enumerate(held) if len(its) < room[rank]]
     able = [rank for rank in free if expert not in held[rank]]
     if able:
         chosen = min(able, key=lambda rank: (loads[rank], rank))
     else:
-        # All ranks with room hold this expert. A full one gives away an expert that one of them lacks: as no rank has
-        # room for two more than another, there is one.
+        # All ranks with room hold this expert, so a full rank gives away an expert that one of them lacks. There is
+        # such an expert, because the ranks' room differs by at most one.
         chosen, given, to = min(
             ((rank, other, taker) for rank, its in enumerate(held) if expert not in its
              for taker in free for other in its - held[taker]),

@@ -1,4 +1,4 @@
-"""Ranges of heads, of an MLP's inner numbers, and of the vocabulary: which are whose."""
+"""Which ranges of heads, of an MLP's inner size, and of the vocabulary each rank has."""
 
 from collections.abc import Iterable
 
@@ -6,17 +6,17 @@ from penstock.core.checkpoint.decoder import Range
 from penstock.core.checkpoint.weight_sources import Ranges
 
 _VOCAB_UNIT = 8
-"""Rows of the vocabulary that stay together: quantized formats pack as many into words, and products like it."""
+"""Rows of the vocabulary that stay together: quantized formats pack this many into words, and it suits products."""
 
 
 def even_part(size: int, number: int, count: int) -> Range:
-    """Part `number` of `count` equal ones."""
+    """Return part `number` of `count` equal parts."""
     each = size // count
     return number * each, (number + 1) * each
 
 
 def part_in_units(size: int, unit: int, number: int, count: int) -> Range:
-    """The same with borders at multiples of a unit: where it does not go evenly, the first parts are a unit larger."""
+    """Like `even_part`, with borders at multiples of a unit; if it is not even, the first parts are a unit larger."""
     num_units = -(-size // unit)
     each, rest = divmod(num_units, count)
     first = number * each + min(number, rest)
@@ -24,15 +24,15 @@ def part_in_units(size: int, unit: int, number: int, count: int) -> Range:
 
 
 def vocab_part(vocab_size: int, number: int, count: int) -> Range:
-    """The rows of the vocabulary: all parts are equal, except that the last ones may be shorter, or empty."""
+    """Return a rank's rows of the vocabulary: equal parts, but the last ones may be shorter or empty."""
     width = logit_width(vocab_size, count)
     return min(number * width, vocab_size), min((number + 1) * width, vocab_size)
 
 
 def logit_width(vocab_size: int, count: int) -> int:
-    """Logits of each rank before they are gathered: the largest part of the vocabulary. Shorter ones are padded.
+    """Return the width of each rank's logits before gathering: the largest vocabulary part. Shorter ones are padded.
 
-    Gathered in the order of ranks and cut to the vocabulary, they are the whole's.
+    Gathered in the order of ranks and cut to the vocabulary, they are the whole model's logits.
     """
     if count == 1:
         return vocab_size
@@ -42,7 +42,7 @@ def logit_width(vocab_size: int, count: int) -> int:
 
 
 def kv_part(num_kv_heads: int, number: int, count: int) -> Range:
-    """The KV heads of a rank. With fewer heads than ranks, neighbours have the same one."""
+    """Return the KV heads of a rank. With fewer heads than ranks, neighbouring ranks have the same head."""
     if num_kv_heads < count:
         head = number * num_kv_heads // count
         return head, head + 1
@@ -50,5 +50,5 @@ def kv_part(num_kv_heads: int, number: int, count: int) -> Range:
 
 
 def times(ranges: Iterable[Range], size: int, first: int = 0) -> Ranges:
-    """What these ranges are if each number stands for `size` others, from `first` on."""
+    """Return the ranges with each number expanded to `size` numbers, from `first` on."""
     return tuple((first + begin * size, first + end * size) for begin, end in ranges)

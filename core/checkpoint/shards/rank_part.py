@@ -1,4 +1,4 @@
-"""What a rank computes of a model, by the options that all ranks have."""
+"""A rank's part of a model, from the options that all ranks have."""
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
@@ -14,7 +14,7 @@ def rank_part(model: ModelConfig, options: ParallelOptions, number: int) -> Mode
     """Return the part of the rank with this number.
 
     Raises:
-        ConfigError: the model cannot be split so.
+        ConfigError: the model cannot be split that way.
     """
     model = with_experts_spread(model, options)
     place, num_stages = Place.of(number, options), options.pipeline_parallel_size

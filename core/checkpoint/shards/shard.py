@@ -1,4 +1,4 @@
-"""From the description of a model to that of a rank's part."""
+"""Turns the description of a model into that of a rank's part."""
 
 from msgspec.structs import replace
 
@@ -23,21 +23,21 @@ from penstock.core.config.ranks import Place
 
 
 def shard_of(model: ModelConfig, place: Place, layers: Range | None = None) -> ModelConfig:
-    """What the rank at this place computes.
+    """Return what the rank at this place computes.
 
     Args:
-        model: the whole.
-        place: the only rank of a group gets the model as it is.
-        layers: of the place's stage; None: as many as other stages have, or one more.
+        model: the whole model.
+        place: the rank's; the only rank of a group gets the model unchanged.
+        layers: those of the place's stage; None: stages are even, give or take one layer.
 
     Raises:
-        ConfigError: the model cannot be split so.
+        ConfigError: the model cannot be split that way.
     """
     if place.is_alone:
         return model
     if not isinstance(model, Decoder):
         if expected_tensors(model) == {} and place.num_stages == 1:
-            return model  # it has no weights: every rank computes all of it
+            return model  # a model without weights: every rank computes all of it
         raise ConfigError(
             f"{model.architecture} is computed by transformers' code, which cannot be split over "
             f"{place.num_tensor * place.num_stages} workers"
@@ -50,7 +50,7 @@ def shard_of(model: ModelConfig, place: Place, layers: Range | None = None) -> M
         layers=tuple(_layer(model, number, first, place) for number in range(first, end)),
         final_norm=model.final_norm if place.is_last_stage else None,
         positions=model.positions if place.is_first_stage else None,
-        has_embedding=place.is_first_stage or inputs is not None,  # each stage projects its layers' inputs from it
+        has_embedding=place.is_first_stage or inputs is not None,  # each stage needs it for its layer inputs
         has_head=place.is_last_stage,
         head_bias=model.head_bias and place.is_last_stage,
         shard=Shard(
@@ -64,27 +64,27 @@ def shard_of(model: ModelConfig, place: Place, layers: Range | None = None) -> M
 
 
 def whole_of(model: ModelConfig) -> ModelConfig:
-    """The model of which this is a part, or itself."""
+    """Return the whole model of a part, or the model itself."""
     return model.shard.whole if isinstance(model, Decoder) and model.shard is not None else model
 
 
 def check_shards(model: ModelConfig, num_tensor: int, num_stages: int = 1) -> None:
-    """Check that a model can be split so.
+    """Check that a model can be split over these ranks and stages.
 
     Raises:
-        ConfigError: it cannot; the message has the limit and the value.
+        ConfigError: it cannot, with the limit and the value.
     """
     for stage in range(num_stages):
         shard_of(model, Place(0, num_tensor, stage, num_stages))
 
 
 def stage_layers(num_layers: int, place: Place) -> Range:
-    """The layers of a stage, by their number alone."""
+    """Return the layers of a stage, split by number alone."""
     return part_in_units(num_layers, 1, place.stage, place.num_stages)
 
 
 def heads_of(mixer: Attention | LatentAttention, place: Place) -> tuple[Range, Range]:
-    """The q heads and the KV heads of a rank; latents count as no heads."""
+    """Return the q heads and the KV heads of a rank; with latents there are no KV heads."""
     q = even_part(mixer.num_heads, place.tensor, place.num_tensor)
     return q, (0, 0) if isinstance(mixer, LatentAttention) else kv_part(
         mixer.num_kv_heads, place.tensor, place.num_tensor
@@ -92,7 +92,7 @@ def heads_of(mixer: Attention | LatentAttention, place: Place) -> tuple[Range, R
 
 
 def inner_of(size: int, unit: int, place: Place) -> Range:
-    """The numbers between an MLP's matrices that a rank has."""
+    """Return a rank's part of an MLP's inner size."""
     return part_in_units(size, unit, place.tensor, place.num_tensor)
 
 

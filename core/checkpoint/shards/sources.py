@@ -22,7 +22,7 @@ from penstock.core.config.ranks import Place
 
 
 def sources_of(decoder: Decoder) -> DecoderSources:
-    """Where each weight of a rank is, or of a whole model."""
+    """Return where each weight of a rank, or of a whole model, is."""
     shard = decoder.shard
     if shard is None:
         return decoder_sources(decoder)
@@ -33,7 +33,7 @@ def sources_of(decoder: Decoder) -> DecoderSources:
     if head is not None and place.num_tensor > 1:
         head = columns(head, (shard.vocab,))
     if head is None and not decoder.has_embedding:
-        head = LinearSource(embedding)  # the first stage has it, too
+        head = LinearSource(embedding)  # tied: the first stage has it, too
     return DecoderSources(
         embedding=embedding if decoder.has_embedding else None,
         positions=sources.positions if decoder.positions is not None else None,
@@ -48,7 +48,7 @@ def sources_of(decoder: Decoder) -> DecoderSources:
 
 
 def own_tensors(decoder: Decoder) -> dict[str, Shape]:
-    """The tensors of which a rank reads something, with their whole shapes."""
+    """Return the tensors from which a rank reads, with their full shapes."""
     return stored_tensors(sources_of(decoder))
 
 
@@ -106,7 +106,7 @@ def _attention(mixer: Attention, sources: AttentionSources, place: Place) -> Att
 
 def _latent_attention(mixer: LatentAttention, sources: LatentSources, place: Place) -> LatentSources:
     heads, _ = heads_of(mixer, place)
-    # Two sources have a matrix for each head, one has the rows of all heads.
+    # Two sources have a matrix for each head; one source has the rows of all heads.
     kv_size = 1 if len(sources.kv_b) > 1 else mixer.nope_dim + mixer.v_dim
     return sources._replace(
         q=columns(sources.q, times((heads,), mixer.nope_dim + mixer.rope_dim)),
@@ -153,5 +153,5 @@ def _experts(experts: Experts, sources: ExpertsSources, units: Units, place: Pla
 
 
 def _items(linear: LinearSource, held: Ranges) -> LinearSource:
-    """The weights of these experts, with their biases: each of them is computed in one place."""
+    """Return the weights of these experts with their biases, because each expert is computed in one place."""
     return LinearSource(items_of(linear.weight, held), None if linear.bias is None else items_of(linear.bias, held))

@@ -1,8 +1,8 @@
-"""Which layers each stage of a pipeline has: ranges that take about equally long.
+"""The layers of each pipeline stage: ranges that take about equally long.
 
-All ranks, and the planner, find the same ranges without a word to each other, so these follow from config.json and the
-options alone. What a layer takes is counted for a usual step of decodes, in bytes read from memory: that is what such a
-step waits for, on GPUs and CPUs alike. What is not reading is counted as so many bytes more, an estimate.
+All ranks, and the planner, must find the same ranges without communicating, so the ranges follow from config.json and
+the options alone. A layer's cost is counted for a usual step of decodes, in bytes read from memory: such a step is
+bound by memory, on GPUs and CPUs alike. Other work is added as an estimated number of bytes.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from penstock.core.checkpoint.product_bytes import FLOAT_BYTES, product_bytes
 from penstock.core.config.options import ConfigError
 
 Range = tuple[int, int]
-"""From the first layer to the one behind the last."""
+"""The first layer, and the one after the last."""
 
 _ROWS, _CONTEXT = 16, 512
-"""Of the usual step: its sequences, and the positions that each has."""
+"""The usual step: its number of sequences, and the positions of each."""
 
 _LAYER_BYTES = 1 << 17
-"""What a layer takes beside reading: norms, rotations, and the begin of each operation."""
+"""A layer's cost beside reading: norms, rotations, and the overhead of each operation."""
 
 
 @cache
@@ -28,11 +28,11 @@ def stage_ranges(decoder: Decoder, num_stages: int, given: str = "") -> tuple[Ra
 
     Args:
         decoder: the whole model.
-        num_stages: how many there are.
-        given: how many layers each stage has, "10,12"; empty: they are balanced.
+        num_stages: number of stages.
+        given: numbers of layers per stage, such as "10,12"; empty: balanced.
 
     Raises:
-        ConfigError: the model cannot be cut so.
+        ConfigError: the model cannot be split that way.
     """
     num_layers = len(decoder.layers)
     if num_stages == 1 and not given:
@@ -57,7 +57,7 @@ def most_stages(decoder: Decoder) -> int:
 
 @cache
 def stage_costs(decoder: Decoder) -> tuple[int, ...]:
-    """What each layer takes of a usual step of decodes, in bytes; the last one's has the head's."""
+    """Return the cost of each layer in a usual step of decodes, in bytes; the last one's includes the head's."""
     of_products = product_bytes(decoder)
     costs = [_layer_cost(decoder, i) for i in range(len(decoder.layers))]
     *_, head = of_products.values()
@@ -67,7 +67,7 @@ def stage_costs(decoder: Decoder) -> tuple[int, ...]:
 
 @cache
 def stage_shares(decoder: Decoder, num_stages: int, given: str = "") -> tuple[float, ...]:
-    """The part of a step's time that each stage takes; they sum to 1."""
+    """Return each stage's part of a step's time; the parts sum to 1."""
     costs = stage_costs(decoder)
     return tuple(sum(costs[first:end]) / sum(costs) for first, end in stage_ranges(decoder, num_stages, given))
 
@@ -76,7 +76,7 @@ def _layer_cost(decoder: Decoder, number: int) -> int:
     layer, prefix = decoder.layers[number], decoder.names.layer.format(number)
     read = sum(size for name, size in product_bytes(decoder).items() if name.startswith(prefix))
     for experts in (layer.mlp, None if layer.beside_mlp is None else layer.beside_mlp.experts):
-        if isinstance(experts, Experts):  # tokens choose them evenly and independently
+        if isinstance(experts, Experts):  # assuming that tokens choose experts evenly and independently
             all_of_them = float(experts.count * experts.width_of_each * decoder.hidden_size)
             unused = (1 - experts.router.top_k / experts.count) ** _ROWS
             read *= 1 - unused * all_of_them / (all_of_them + _dense_weights(decoder, number))
@@ -89,14 +89,14 @@ def _layer_cost(decoder: Decoder, number: int) -> int:
 
 
 def _dense_weights(decoder: Decoder, number: int) -> float:
-    """Weights of a layer that every token is multiplied with."""
+    """Return the number of weights in a layer that every token is multiplied with."""
     layer = decoder.layers[number]
     shared = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
     return float(sum(part.width for part in (layer.mixer, shared) if part is not None)) * decoder.hidden_size
 
 
 def _borders(decoder: Decoder) -> list[int]:
-    """The layers that a stage may begin with: from there on none reads keys and values of an earlier one."""
+    """Return the layers that a stage may begin with: no later layer reads the KV of an earlier one."""
     mixers = [layer.mixer for layer in decoder.layers]
     shared = [mixer.shares_kv_of if isinstance(mixer, Attention) else None for mixer in mixers]
     first_read = [number if other is None else other for number, other in enumerate(shared)]
@@ -121,10 +121,10 @@ def _as_given(given: str, num_stages: int, num_layers: int, borders: Sequence[in
 
 
 def _balanced(costs: Sequence[int], num_stages: int, borders: Sequence[int]) -> tuple[Range, ...]:
-    """The ranges whose costliest is the cheapest; of those, the ones whose costs are nearest to each other."""
+    """Return the ranges that minimise the greatest cost; of those, the ones with the most even costs."""
     places = [0, *borders, len(costs)]
     sums = [sum(costs[:place]) for place in places]
-    # best[i]: of the ranges that end at place i, (the costliest, the sum of squares, their ends).
+    # best[i]: for the best ranges that end at place i, (greatest cost, sum of squares, their ends).
     best: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ()), *[None] * (len(places) - 1)]
     for _ in range(num_stages):
         found: list[tuple[int, int, tuple[int, ...]] | None] = [None] * len(places)

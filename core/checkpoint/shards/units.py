@@ -1,4 +1,4 @@
-"""How finely an MLP's inner numbers can be split: where its matrices are quantized, by whole groups of inputs."""
+"""How finely an MLP's inner size can be split: if its matrices are quantized, only by whole groups of inputs."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from penstock.core.checkpoint.formats.made import MadeAtLoad
 
 
 class Units(NamedTuple):
-    """Numbers that stay together: inputs of the matrices that come last."""
+    """How many numbers stay together: inputs of the down matrices."""
 
     mlp: int
     experts: int
@@ -16,7 +16,7 @@ class Units(NamedTuple):
 
 
 def units_of(model: Decoder, number: int) -> Units:
-    """Of a layer."""
+    """Return the units of a layer."""
     if model.quantization is None:
         return _ONES
     names = model.names
@@ -40,5 +40,5 @@ def _unit(model: Decoder, name: str) -> int:
 
 
 def stored_format(model: Decoder, name: str) -> MatrixFormat | None:
-    """The format of a weight by its name, as far as that is known without the checkpoint's tensors."""
+    """Return the format of a weight by its name, as far as it is known without the checkpoint's tensors."""
     return None if model.quantization is None else model.quantization.format_of(name)
