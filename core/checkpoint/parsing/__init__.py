@@ -1,1 +1,1 @@
-"""From config.json to a description: what families share, what models are whose text is served, and what is nearest."""
+"""From config.json to a description: shared by families, text parts of larger models, and nearest architectures."""

@@ -1,7 +1,7 @@
 """Architectures without a family of their own, which `transformers`' modelling code computes.
 
-Only the worker imports `transformers`. Here its list of architectures is read from its source text, which takes
-milliseconds, while the import takes seconds and imports torch too.
+Only the worker imports `transformers`, which takes seconds and imports torch, too. Here its list of architectures is
+read from its source text, in milliseconds.
 """
 
 import ast
@@ -21,17 +21,17 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 _DEFAULT_LENGTH = 2048
-_MAX_KINDS = 4  # that a sentence names
+_MAX_KINDS = 4  # most kinds that a message names
 
 
 class UnsupportedError(ConfigError):
-    """`transformers` has the architecture, but its code cannot compute it over pages."""
+    """`transformers` has the architecture, but its code cannot compute over pages."""
 
 
 class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
-    """config.json's fields under the names that most architectures share.
+    """The fields of config.json under the names that most architectures share.
 
-    The shapes of keys and values are the usual ones; the model built by the worker knows its own.
+    The shapes of keys and values are the usual ones; the model that the worker builds has the actual ones.
     """
 
     hidden_size: int
@@ -43,13 +43,13 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def num_step_weights(self) -> int:
-        """About as many as in most decoders: 12 matrices of hidden_size squared in each layer, and the head."""
+        """An estimate, as in most decoders: 12 matrices of hidden_size squared per layer, and the head."""
         return self.hidden_size * (12 * self.num_layers * self.hidden_size + self.vocab_size)
 
 
 @cache
 def architectures() -> dict[str, str]:
-    """All causal language models in the installed `transformers`, with their types; empty if it is not installed."""
+    """Return the causal language models of the installed `transformers`, with their types; empty if not installed."""
     tree = ast.parse(source_text(_LIST[0]))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
@@ -59,7 +59,7 @@ def architectures() -> dict[str, str]:
 
 
 def source_text(file: str) -> str:
-    """A source file of `transformers`; empty if there is none."""
+    """Return a source file of `transformers`; empty if there is none."""
     spec = find_spec("transformers")
     path = Path(spec.origin).parent / file if spec is not None and spec.origin is not None else None
     return path.read_text() if path is not None and path.exists() else ""
@@ -67,14 +67,14 @@ def source_text(file: str) -> str:
 
 @cache
 def computes_by_transformers(architecture: str) -> bool:
-    """Whether the model accepts an external attention function; true if only the model itself can tell."""
+    """Return whether the model accepts an external attention function; True if only the model itself can tell."""
     kind = architectures()[architecture].replace("-", "_")
     source = source_text(f"models/{kind}/modeling_{kind}.py")
     return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
 
 
 def layers_without_kv(fields: JsonFields) -> list[str]:
-    """The kinds of layers in config.json that keep something else than keys and values."""
+    """Return the kinds of layers in config.json that keep something other than keys and values."""
     return sorted(map(shown, set(fields.texts("layer_types") or ()) - _ATTENTION))[:_MAX_KINDS]
 
 
@@ -82,7 +82,7 @@ def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
     """Like `Family.parse`.
 
     Raises:
-        UnsupportedError: the model keeps more than keys and values, or does not let others compute its attention.
+        UnsupportedError: the model keeps more than keys and values, or does not accept external attention.
         ConfigError: for a setting that is not supported, or a field of the wrong type.
     """
     if not computes_by_transformers(architecture):
@@ -110,10 +110,10 @@ def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
 
 
 def _max_model_len(fields: JsonFields) -> int:
-    """The length up to which positions mean the same in any batch.
+    """Return the length up to which positions mean the same in every batch.
 
-    With these two kinds of rotary embedding `transformers` lets the longest row of a batch decide for all rows. Models
-    with chunked attention define the chunks only through masks, which we do not use.
+    With these two kinds of rotary embedding, `transformers` lets the longest row of a batch decide for all rows. Models
+    with chunked attention define the chunks only by masks, which are not used here.
     """
     longest = _first(fields, _LENGTHS, _DEFAULT_LENGTH)
     rope = fields.object("rope_parameters") or fields.object("rope_scaling")

@@ -1,4 +1,4 @@
-"""What the families of decoders share: reading the fields that most have, and their registration."""
+"""Shared by the families of decoders: reading common fields, and registration."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from penstock.core.checkpoint.weights import decoder_matrices, decoder_tensors
 from penstock.core.config.options import ConfigError
 
 MAX_LAYERS = 4096
-"""Far more than any real model. What config.json claims costs memory before the first missing weight is noticed."""
+"""Far more than any real model has. Each claimed layer costs memory before the first missing weight is noticed."""
 _MAX_WIDTH = 1 << 22
 _MAX_EXPERTS = 4096
 _USUAL = Names()
@@ -38,14 +38,14 @@ def decoder_family(
     base: str = "",
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Family[Decoder]:
-    """A family whose weights are where its description says.
+    """Return a family whose weights are where its description says.
 
     Args:
-        architectures: their names.
+        architectures: their names in config.json.
         parse: as `Family.parse`.
-        redundant: tensors whose names end so are ignored.
-        base: the beginning of all names but the head's, which checkpoints of the model without a head lack.
-        renamed: parts of names that transformers may write, and what stands for them in published checkpoints.
+        redundant: endings of the names of ignored tensors.
+        base: the beginning of all names but the head's; checkpoints of the model without a head lack it.
+        renamed: parts of names that transformers may write -> those in published checkpoints.
     """
     endings = (".rotary_emb.inv_freq", *redundant)
 
@@ -72,14 +72,14 @@ def decoder_family(
 
 
 def _as_stored(decoder: Decoder, fields: JsonFields) -> Decoder:
-    """The decoder with the names of the weights in a checkpoint of another form, which says so in these fields."""
+    """Return the decoder with the names of weights in a checkpoint of another form, if these fields say so."""
     if not fields.flag("has_plain_matrices"):
         return decoder
     return replace(decoder, names=decoder.names.plain(splits_kv_b=fields.flag("has_split_kv_b")))
 
 
 def _checked(decoder: Decoder) -> Decoder:
-    """Refuse what no family means: it would fail later, or cost too much before it does."""
+    """Refuse values that no family intends: they would fail later, or cost too much before that."""
     for layer in dict.fromkeys(decoder.layers):
         mixer = layer.mixer
         mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
@@ -108,7 +108,7 @@ def _checked(decoder: Decoder) -> Decoder:
 
 
 def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[int, int]:
-    """Query heads and key-value heads; of these there are `num_kv_heads` unless config.json says it."""
+    """Return the numbers of query heads and of key-value heads (`num_kv_heads` unless config.json has it)."""
     num_heads = fields.whole("num_attention_heads")
     is_null = fields.has("num_key_value_heads")
     num_kv_heads = fields.whole("num_key_value_heads", num_heads if is_null else num_kv_heads or num_heads)
@@ -127,14 +127,14 @@ def attention(
     *,
     has_groups: bool = True,
 ) -> Attention:
-    """Attention without anything special, and without positions.
+    """Return plain attention, without positions.
 
     Args:
         fields: config.json.
         num_kv_heads: as in `head_counts`.
-        head_dim: unless config.json says another one; None, or null there: the hidden size over the query heads.
+        head_dim: unless config.json has another; None, or null there: the hidden size divided by the query heads.
         has_bias: of all projections.
-        has_groups: whether config.json may name fewer key-value heads, and another size of heads.
+        has_groups: whether config.json may have fewer key-value heads, and another head size.
     """
     num_heads, num_kv_heads = (
         head_counts(fields, num_kv_heads) if has_groups else (fields.whole("num_attention_heads"),) * 2
@@ -153,7 +153,7 @@ def attention(
 
 
 def usual_head_dim(hidden_size: int, num_heads: int) -> int:
-    """The size of heads that share the hidden size."""
+    """Return the size of heads that divide the hidden size."""
     if hidden_size < num_heads:
         raise ConfigError(f"config.json: a hidden size of {hidden_size} is not enough for {num_heads} attention heads")
     return hidden_size // num_heads
@@ -169,16 +169,16 @@ def decoder(
     *,
     is_tied: bool = False,
 ) -> Decoder:
-    """A decoder without anything special.
+    """Return a plain decoder.
 
     Args:
         architecture: its name in config.json.
         fields: config.json.
         layers: all of them.
         final_norm: after them.
-        max_model_len: as far as positions allow.
+        max_model_len: the limit of its positions.
         names: of the weights.
-        is_tied: whether the head is the embedding, unless config.json says it.
+        is_tied: whether the head is the embedding, unless config.json has it.
     """
     return Decoder(
         architecture=architecture,
@@ -207,7 +207,7 @@ def activation(fields: JsonFields, name: str = "hidden_act", default: str = "sil
 
 
 def sigmoid_router(fields: JsonFields, *, top_k: int) -> Router:
-    """As in DeepSeek-V3, with a single group and no scale where none is named; `top_k`: where that is not."""
+    """Return a router as in DeepSeek-V3. Defaults: one group, no scale, and `top_k`."""
     return Router(
         kind="sigmoid",
         top_k=fields.whole("num_experts_per_tok", top_k),
@@ -229,15 +229,15 @@ def dtype(fields: JsonFields) -> str:
 
 
 def every(interval: int, num_layers: int) -> Sequence[str]:
-    """Types of layers of which every `interval`-th sees all, and the others a window."""
+    """Return types of layers: every `interval`-th has full attention, the others a window."""
     return ["sliding_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
 
 
 def layer_types(fields: JsonFields, num_layers: int, default: Sequence[str]) -> Sequence[str]:
-    """Full or sliding attention, for each layer; `default` if config.json does not say it.
+    """Return full or sliding attention for each layer; `default` if config.json does not have it.
 
     Raises:
-        ConfigError: it does not say it for each layer, or it says something else.
+        ConfigError: it does not cover each layer, or has another value.
     """
     types = fields.texts("layer_types")
     if types is None:
@@ -251,25 +251,25 @@ def layer_types(fields: JsonFields, num_layers: int, default: Sequence[str]) -> 
 
 
 def window(fields: JsonFields, default: int | None) -> int | None:
-    """The width of windows; null in config.json means that there are none."""
+    """Return the width of windows; null in config.json means none."""
     if not fields.has("sliding_window"):
         return default
     return None if fields.raw("sliding_window") is None else fields.whole("sliding_window")
 
 
 def windows(fields: JsonFields, num_layers: int, usual: Sequence[str], default: int) -> tuple[int | None, ...]:
-    """Each layer's window, from the types of the layers: `usual` ones, unless config.json says others."""
+    """Return each layer's window from the layers' types, which are `usual` unless config.json has others."""
     types, width = layer_types(fields, num_layers, usual), window(fields, default)
     return tuple(width if kind == "sliding_attention" else None for kind in types)
 
 
 def softcap(fields: JsonFields, name: str, default: float) -> float:
-    """A softcap; 0 if config.json has null."""
+    """Return a softcap; 0 if config.json has null."""
     return fields.number(name, 0.0 if fields.has(name) else default)
 
 
 def rotates(fields: JsonFields) -> list[bool]:
-    """Whether each layer's q and k are rotated: in all but every fourth, unless config.json says it otherwise."""
+    """Return whether each layer rotates q and k; by default all but every fourth do."""
     count = num_layers(fields)
     said = fields.raw("no_rope_layers")
     if said is None:

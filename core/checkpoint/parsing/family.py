@@ -12,7 +12,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 class NotDescribed(ConfigError):
-    """A variant that our own blocks cannot compute: `transformers`' code may be able to."""
+    """A variant that our own blocks cannot compute, though `transformers`' code may."""
 
 
 class Family(NamedTuple, Generic[Config]):
@@ -23,14 +23,14 @@ class Family(NamedTuple, Generic[Config]):
     parse: Callable[[str, JsonFields], Config]
     """Parses an architecture's name and config.json's fields. Raises ConfigError for what is not supported."""
     tensors: Callable[[Config], dict[str, Shape]] | None
-    """Returns every tensor that the checkpoint must have; a model without any has no weight files either. None: the
-    builder finds out by itself."""
+    """Returns every tensor that the checkpoint must have; a model without any has no weight files. None: only the
+    builder knows."""
     matrices: Callable[[Config], dict[str, Shape]]
     """Returns those of `tensors` that may be quantized, with their shapes [..., outputs, inputs]."""
     ignores: Callable[[str, Config], bool]
     """Whether another tensor of the checkpoint is known to be redundant."""
     known_as: Callable[[str], str]
-    """What a stored tensor is called in `tensors`: some checkpoints leave out the beginning of their names."""
+    """Returns a stored tensor's name in `tensors`: some checkpoints leave out the beginning of names."""
     build: str
     """"module:function" that builds the model: see `gpu_worker/models/model.py`. Only the worker imports it, because it
     imports torch."""

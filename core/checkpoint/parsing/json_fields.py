@@ -1,4 +1,4 @@
-"""Fields of a checkpoint's JSON files. They are untrusted: each field's type is checked when it is read."""
+"""Fields of a checkpoint's JSON files. They are untrusted, so each field's type is checked when it is read."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _MAX_SHOWN = 64
 
 
 class JsonFields:
-    """A JSON object, and the file that it is from, for messages. A field that is null counts as absent."""
+    """A JSON object, with its file's name for messages. A field that is null counts as absent."""
 
     def __init__(self, file: str, fields: Mapping[str, Any]) -> None:
         self._file = file
@@ -21,11 +21,11 @@ class JsonFields:
         return self._fields.get(name)
 
     def names(self) -> list[str]:
-        """All that are present and not null."""
+        """The fields that are present and not null."""
         return [name for name, value in self._fields.items() if value is not None]
 
     def has(self, name: str) -> bool:
-        """Whether it is present, even as null."""
+        """Whether a field is present, even as null."""
         return name in self._fields
 
     def whole(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 30) -> int:
@@ -106,11 +106,11 @@ class JsonFields:
         return JsonFields(f"{self._file}: {name}", value)
 
     def with_fields(self, more: Mapping[str, Any]) -> "JsonFields":
-        """The same object with more fields, or with others."""
+        """Return the object with added or replaced fields."""
         return JsonFields(self._file, {**self._fields, **more})
 
     def has_objects(self) -> bool:
-        """Whether a field of it is an object."""
+        """Whether any field is an object."""
         return any(isinstance(value, dict) for value in self._fields.values())
 
     def _refuse(self, name: str, wanted: str) -> NoReturn:
@@ -118,7 +118,7 @@ class JsonFields:
 
 
 def shown(text: str) -> str:
-    """A text of a file, for a sentence: short, and on one line."""
+    """Return a file's text for a message: short, and on one line."""
     text = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
     return text if text.isprintable() else repr(text)
 

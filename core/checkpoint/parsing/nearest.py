@@ -1,4 +1,4 @@
-"""What is said of an architecture that no code here computes: what it is, the nearest that is supported, what differs.
+"""The message for an unsupported architecture: what it is, the nearest supported one, and what differs.
 
 The fields that an architecture knows are read from the source text of its configuration class in `transformers`.
 """
@@ -21,16 +21,16 @@ _OTHER_HEADS = (
 )
 _SUFFIX = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model|Encoder)$")
 _OF_EVERY_MODEL = frozenset(("architectures", "auto_map", "dtype", "model_type", "rope_scaling", "rope_theta"))
-"""Fields of older or all configuration files, which no class lists."""
+"""Fields that older or all configuration files have, but no class lists."""
 _NAME_WEIGHT = 8.0
-"""A name that is the same outweighs this many fields that differ."""
+"""An equal name outweighs this many differing fields."""
 _SAME_NAME = 0.75
-"""Likeness of two names, without their endings, that may mean the same."""
+"""Least similarity of two names, without their endings, that may mean the same."""
 _MAX_SHOWN = 3
 
 
 def why_not(named: list[str], fields: JsonFields, own: Sequence[str], impl: ModelImpl) -> str:
-    """Why no code here computes these architectures; `own` are those with code of ours."""
+    """Return why these architectures are not supported; `own`: those with our own code."""
     if not named:
         return f"config.json: architectures names none; it must name a supported one, such as {own[0]}"
     found = shown(named[0])
@@ -49,7 +49,7 @@ def why_not(named: list[str], fields: JsonFields, own: Sequence[str], impl: Mode
 
 
 def nearest(architecture: str, fields: JsonFields, own: Sequence[str]) -> str:
-    """The supported architecture that is the nearest by name and fields, and what differs."""
+    """Return the nearest supported architecture, by name and fields, and what differs."""
     return "the nearest that is: " + "".join(_nearest(architecture, fields, _supported(own)))
 
 
@@ -80,7 +80,7 @@ def _likeness(architecture: str, other: str) -> float:
 
 
 def _other_kind(architecture: str, fields: JsonFields) -> str:
-    """What kind of model it is, if it does not continue texts."""
+    """Return the kind of a model that does not generate text."""
     if any(fields.raw(name) for name in _OTHER_SENSES):
         return " (it takes images or sound; only text models are served)"
     if fields.raw("is_encoder_decoder") is True:
@@ -92,7 +92,7 @@ def _other_kind(architecture: str, fields: JsonFields) -> str:
 
 @cache
 def _fields_of(architecture: str) -> frozenset[str]:
-    """The fields of an architecture's configuration; empty if they are not known."""
+    """Return the fields of an architecture's configuration; empty if unknown."""
     kind = transformers_architectures().get(architecture, "").replace("-", "_")
     text = source_text(f"models/{kind.removesuffix('_text')}/configuration_{kind.removesuffix('_text')}.py")
     named = f'model_type = "{transformers_architectures().get(architecture, "")}"'

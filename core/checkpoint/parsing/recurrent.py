@@ -1,4 +1,4 @@
-"""Reading the fields of mixers that keep a state, which most of their families share."""
+"""Reads the fields that most families of mixers with a state share."""
 
 import math
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ _KINDS = {
 
 
 _INFINITIES = ("Infinity", "inf", {"__float__": "Infinity"})
-"""As JSON files have it, which knows no such number."""
+"""How JSON files, which have no such number, spell infinity."""
 
 
 def mamba2(fields: JsonFields, num_heads: int, norm_eps: float, inner: int | None = None) -> Mamba2:
-    """As Bamba and those after it have it; `num_heads` unless config.json says it; `inner` unless it expands."""
+    """Read Mamba 2 as in Bamba and later models; `num_heads` and `inner` are defaults."""
     num_heads, num_groups = fields.whole("mamba_n_heads", num_heads), fields.whole("mamba_n_groups", 1)
     inner = inner or fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
     head_dim = inner // num_heads
@@ -47,18 +47,18 @@ def mamba2(fields: JsonFields, num_heads: int, norm_eps: float, inner: int | Non
 
 
 def conv_width(fields: JsonFields, name: str, default: int) -> int:
-    """Of a short convolution; one of a single position would keep nothing."""
+    """Return the width of a short convolution, at least two: a width of one would keep no state."""
     return fields.whole(name, default, least=2, most=64)
 
 
 def refuse_groups(name: str, count: int, of_groups: str, num_groups: int) -> None:
-    """Refuse heads that cannot share groups evenly."""
+    """Refuse heads that groups cannot share evenly."""
     if count % num_groups:
         raise ConfigError(f"config.json: {name}, {count}, is no multiple of {of_groups}, {num_groups}")
 
 
 def dt_limits(fields: JsonFields, name: str = "time_step_limit") -> tuple[float, float | None]:
-    """The least and the most that a time step may be; None: there is no most."""
+    """Return the least and the greatest time step; None: no upper limit."""
     value = fields.raw(name)
     if value is None:
         return 0.0, None
@@ -70,7 +70,7 @@ def dt_limits(fields: JsonFields, name: str = "time_step_limit") -> tuple[float,
 
 
 def kinds_of_layers(fields: JsonFields, num_layers: int, default: Sequence[str]) -> Sequence[str]:
-    """ "attention" or "recurrent" for each layer, as config.json says under one of its names, or `default`."""
+    """Return "attention" or "recurrent" for each layer, from config.json's field of either name, or `default`."""
     types = fields.texts("layer_types") or fields.texts("layers_block_type") or list(default)
     kinds = [_KINDS.get(kind, "") for kind in types]
     if len(types) != num_layers or not all(kinds):

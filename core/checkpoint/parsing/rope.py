@@ -21,12 +21,12 @@ ROPE_KINDS: tuple[RopeKind, ...] = ("default", "proportional", "linear", "dynami
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How positions rotate q and k; fields that a kind does not use keep their defaults."""
+    """How positions rotate q and k. Fields that a kind does not use keep their defaults."""
 
     kind: RopeKind
-    dim: int  # how many numbers of a head are rotated, from its first
+    dim: int  # how many numbers of a head are rotated, from the first on
     theta: float
-    original_max_len: int  # trained length: llama3, yarn, longrope and dynamic scale against it
+    original_max_len: int  # trained length, on which the scaling of llama3, yarn, longrope and dynamic is based
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -36,18 +36,18 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     short_factors: tuple[float, ...] = ()  # longrope, one for each pair: up to the trained length
     long_factors: tuple[float, ...] = ()  # longrope: beyond it
     attention_factor: float = 1.0  # multiplies cosines and sines; resolved from mscale for yarn
-    is_interleaved: bool = False  # neighbours are a pair in the checkpoint, instead of one from each half
+    is_interleaved: bool = False  # in the checkpoint a pair is two neighbours, instead of one from each half
     spread_over: int = 0
-    """The head's size, if pairs are from its halves although only some are rotated, with the frequencies that they
-    would have if all were (Gemma 4's "proportional"); 0: the numbers that are rotated are a head of their own."""
+    """The head's size, if only some pairs of its halves are rotated, with the frequencies of a fully rotated head
+    (Gemma 4's "proportional"); 0: the rotated numbers are treated as a head of their own."""
     sections: tuple[int, ...] = ()
-    """How many pairs turn with a position's place in time, its row, and its column: M-RoPE (Qwen2-VL). In texts all
-    three are the position, so there it is nothing special. Empty: positions have no parts."""
-    sections_alternate: bool = False  # pairs of the three take turns, as long as there are some of each (Qwen3-VL)
+    """How many pairs rotate by a position's time, row and column: M-RoPE (Qwen2-VL). In text all three equal the
+    position, so it is ordinary rotation. Empty: positions have no parts."""
+    sections_alternate: bool = False  # pairs of the three kinds alternate while each has some left (Qwen3-VL)
 
     @property
     def section_of_pair(self) -> tuple[int, ...]:
-        """Which of the three each pair follows."""
+        """Which of the three kinds each pair has."""
         time, row, column = self.sections
         if not self.sections_alternate:
             return (0,) * time + (1,) * row + (2,) * column
@@ -56,12 +56,12 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether longer sequences than the trained ones are rotated in another way: we go by the prompt's length."""
+        """Whether sequences beyond the trained length are rotated differently; the prompt's length decides here."""
         return self.kind in ("dynamic", "longrope")
 
 
 def rope_settings(fields: JsonFields, layer_type: str = "") -> JsonFields:
-    """The object with the rotary settings, of this type of layers if there is one for each type; it may be empty."""
+    """Return the object with the rotary settings, for this type of layers if types differ; it may be empty."""
     settings = fields.object("rope_scaling") or fields.object("rope_parameters") or JsonFields("config.json", {})
     if not settings.has_objects():
         return settings
@@ -81,17 +81,17 @@ def parse_rope(
     is_interleaved: bool = False,
     aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> tuple[RopeConfig, int]:
-    """The rotary settings, and the longest sequence that they allow.
+    """Return the rotary settings, and the longest sequence that they allow.
 
     Args:
         fields: config.json.
         trained_len: the longest sequence in training.
-        head_dim: numbers of a head.
+        head_dim: size of a head.
         settings: as from `rope_settings`, which is the default.
-        theta: unless config.json says another one.
-        share: of a head's numbers that are rotated, unless config.json says another one.
+        theta: unless config.json has another.
+        share: rotated part of a head, unless config.json has another.
         is_interleaved: as in `RopeConfig`.
-        aliases: other names of kinds.
+        aliases: alternative names of kinds.
     """
     settings = settings or rope_settings(fields)
     name = settings.text("rope_type") or settings.text("type") or "default"
@@ -156,7 +156,7 @@ def parse_rope(
 
 
 def _sections(settings: JsonFields, dim: int, *, alternate: bool) -> tuple[int, ...]:
-    """If they alternate, those beyond the head are cut off, as transformers does."""
+    """Return the sections. If they alternate, those beyond the head are cut off, as in transformers."""
     sections = tuple(settings.wholes("mrope_section"))
     if sections and (len(sections) != 3 or (2 * sum(sections) != dim and not alternate)):
         raise ConfigError(f"config.json: mrope_section must be three numbers whose sum is {dim // 2}")

@@ -1,4 +1,4 @@
-"""Models that take images or sound, too: their text part is served, and the weights of the others are left unread."""
+"""Models that also take images or sound: their text part is served, and the weights of other parts are not read."""
 
 from collections.abc import Mapping
 
@@ -39,14 +39,14 @@ _RENAMED = {
     "lm_head.": "lm_head.",
     **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
-"""How tensors of the text part begin, before and since transformers 5, and without the rest of the model."""
+"""Beginnings of the text part's tensor names: before and since transformers 5, and without the rest of the model."""
 _INHERITED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 _OF_THE_WHOLE = ("tie_word_embeddings",)
-"""What the whole model says counts, whatever the text part says: the output matrix is the whole model's."""
+"""Fields whose value in the whole model takes precedence: the output matrix belongs to the whole model."""
 
 
 def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] | None:
-    """The architecture and the configuration of a model's text part; None if that is not known."""
+    """Return the architecture and configuration of a model's text part; None if unknown."""
     types = _TEXT_PARTS.get(architecture)
     its = None if types is None else fields.object("text_config")
     if types is not None and its is None and fields.text("model_type") in types:
@@ -66,17 +66,17 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
 
 
 def _turning(its: JsonFields) -> JsonFields:
-    """Rotary settings of Qwen3-VL, whose pairs alternate whatever they say."""
+    """Return Qwen3-VL's rotary settings, in which pairs always alternate, whatever the file says."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
     said = its.raw(name) or {}
     return its.with_fields({name: {"mrope_section": _USUAL_SECTIONS, **said, "mrope_interleaved": True}})
 
 
 def name_in_text_part(name: str) -> str | None:
-    """What the text part alone calls a tensor of the whole model; None if it is of another part."""
+    """Return the name that a tensor of the whole model has in the text part; None if it belongs to another part."""
     return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)
 
 
 def name_in_either_part(vision: VisionTower, name: str) -> str | None:
-    """The same, where the vision tower is served, too."""
+    """Like `name_in_text_part`, if the vision tower is served, too."""
     return vision.name_of(name) or name_in_text_part(name)

@@ -1,4 +1,4 @@
-"""The description of a tower of Qwen-VL's kind.
+"""The description of a Qwen-VL vision tower.
 
 patches → layers (attention and an MLP, each after a norm) → norm → neighbours merged → embeddings
 """
@@ -11,21 +11,21 @@ from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.vision.tower import VisionActivation, linear
 
 GRID_PREFIX = "visual."
-"""What names of its weights begin with, whatever the checkpoint has before that."""
+"""The beginning of our names of its weights, whatever the checkpoint puts before it."""
 
 
 class VisionNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checkpoint calls the parts whose names differ."""
+    """The checkpoint's names of parts that differ between models."""
 
-    mlp: tuple[str, ...]  # the last one leads back; before it two: the first is a gate
-    merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # a norm, and the matrices after it
+    mlp: tuple[str, ...]  # the last one is down; of two before it, the first is a gate
+    merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # a norm, and the two matrices after it
 
 
 class GridVision(msgspec.Struct, frozen=True, kw_only=True):
     """Patches of any grid, whose rows and columns rotate queries and keys."""
 
     image_token: int  # its positions in a prompt get the embeddings
-    patch_shape: tuple[int, ...]  # of the numbers of a patch: channels, frames, rows, columns
+    patch_shape: tuple[int, ...]  # of a patch's numbers: channels, frames, rows, columns
     patch_bias: bool = False
     hidden_size: int
     num_layers: int
@@ -35,23 +35,23 @@ class GridVision(msgspec.Struct, frozen=True, kw_only=True):
     norm: Literal["rms", "layer"]
     norm_eps: float = 1e-6
     theta: float = 10000.0  # of the rotation
-    merge: int  # squares of so many by so many patches become one embedding
+    merge: int  # patches on a side of the square that becomes one embedding
     out_size: int
-    window: int = 0  # embeddings on a side of the squares that see only themselves; 0: all see all
+    window: int = 0  # embeddings on a side of the windows of attention; 0: no windows
     whole_layers: tuple[int, ...] = ()  # layers without these windows
-    positions: int = 0  # rows and columns of learned vectors, which are stretched to the picture's; 0: none
+    positions: int = 0  # rows and columns of learned vectors, which are resized to the image; 0: none
     deep_layers: tuple[int, ...] = ()
-    """What these layers make is merged, too, and added behind the first layers of the decoder, one behind each."""
+    """The outputs of these layers are merged, too, and added after the first layers of the decoder, one after each."""
     names: VisionNames
 
     @property
     def width(self) -> int:
-        """Numbers of an embedding, with those for the decoder's layers."""
+        """Size of an embedding, including the parts for the decoder's layers."""
         return self.out_size * (1 + len(self.deep_layers))
 
     @property
     def num_inputs(self) -> int:
-        """Numbers of a patch."""
+        """Size of a patch."""
         count = 1
         for size in self.patch_shape:
             count *= size
@@ -63,7 +63,7 @@ class GridVision(msgspec.Struct, frozen=True, kw_only=True):
         return 1, self.merge, self.merge
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """Of a picture with so many frames, rows and columns of patches; 0 if there is no such picture."""
+        """Return the embeddings of an image with a grid of frames, rows and columns of patches; 0 if it is invalid."""
         if len(grid) != 3 or min(grid) < 1 or grid[1] % self.merge or grid[2] % self.merge:
             return 0
         return grid[0] * grid[1] * grid[2] // self.merge**2
@@ -74,16 +74,16 @@ class GridVision(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """Of its pixel values."""
+        """Return the shape of the pixel values."""
         return self.num_embeddings(grid) * self.merge**2, self.num_inputs
 
     @property
     def tensors(self) -> dict[str, Shape]:
-        """Every tensor of it, with its shape."""
+        """Every tensor of the tower, with its shape."""
         return _tensors(self)
 
     def name_of(self, name: str) -> str | None:
-        """Our name of a checkpoint's tensor; None if it is not of the tower, or not needed."""
+        """Return our name of a checkpoint's tensor; None if it is not part of the tower, or not needed."""
         bare = name.removeprefix("model.")
         return bare if bare.startswith(GRID_PREFIX) else None
 

@@ -14,24 +14,24 @@ from penstock.core.checkpoint.vision.tower import (
     mlp_tensors,
 )
 
-NORM_EPS = 1e-5  # of the tower, whatever the configuration says
+NORM_EPS = 1e-5  # in the tower, whatever the configuration says
 
 
 class SquareMerge(msgspec.Struct, frozen=True, kw_only=True):
-    """A norm, and a matrix that makes one vector of each square of patches."""
+    """A norm, and a matrix that turns each square of patches into one vector."""
 
     square: int  # patches on its side
     norm_eps: float
 
 
 class PatchVision(msgspec.Struct, frozen=True, kw_only=True):
-    """Patches of a picture of any size, row by row; their rows and columns rotate queries and keys."""
+    """Patches of an image of any size, row by row; their rows and columns rotate queries and keys."""
 
     image_token: int  # its positions in a prompt get the embeddings
     patch: int  # pixels on a side
     num_channels: int
     hidden_size: int
-    num_layers: int  # that are needed
+    num_layers: int  # needed layers
     num_heads: int
     mlp_size: int
     activation: VisionActivation
@@ -53,12 +53,12 @@ class PatchVision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norm_eps(self) -> float:
-        """Of the tower's norms."""
+        """Epsilon of the tower's norms."""
         return NORM_EPS
 
     @property
     def side(self) -> int:
-        """Pixels on the side of what becomes an embedding."""
+        """Pixels on a side of the square that becomes an embedding."""
         return self.patch * (1 if self.merge is None else self.merge.square)
 
     @property
@@ -67,7 +67,7 @@ class PatchVision(msgspec.Struct, frozen=True, kw_only=True):
         return self.side, self.side
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """As in `VisionTower`; the grid is the size of what the tower gets."""
+        """As in `VisionTower`; the grid is the size of the tower's input."""
         side = self.side
         if len(grid) != 2 or min(grid) < 1 or grid[0] % side or grid[1] % side:
             return 0

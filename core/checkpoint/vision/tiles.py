@@ -1,4 +1,4 @@
-"""The description of a vision tower for pictures of one size, or tiles of it: CLIP, SigLIP, and what leads from there.
+"""The description of a vision tower for images or tiles of one size: CLIP or SigLIP, and the projector after it.
 
 patches + positions → layers (attention and an MLP, each after a norm) → some layers' outputs → embeddings
 """
@@ -25,7 +25,7 @@ _BEHIND = (PROJECTOR_PREFIX, "connector.", NEWLINE)
 
 
 class TileSquares(msgspec.Struct, frozen=True, kw_only=True):
-    """A matrix makes an embedding of each square of patches, side by side (Idefics3)."""
+    """A matrix turns each square of patches, concatenated, into an embedding (Idefics3)."""
 
     square: int  # patches on its side
 
@@ -35,9 +35,9 @@ class TileSquares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TilePool(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean of each square of patches, a norm and a matrix make an embedding (Gemma 3)."""
+    """The mean of each square of patches, then a norm and a matrix, give an embedding (Gemma 3)."""
 
-    side: int  # of the embeddings, which are a square
+    side: int  # side of the square of embeddings
 
     def num_embeddings(self, num_patches: int) -> int:
         """As in `PatchMLP`."""
@@ -45,27 +45,27 @@ class TilePool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TileVision(msgspec.Struct, frozen=True, kw_only=True):
-    """A tower of this kind."""
+    """A tower for tiles."""
 
     image_token: int  # its positions in a prompt get the embeddings
-    tile: int  # pixels on a side of what it sees
-    patch: int  # the same of a patch
+    tile: int  # pixels on a side of a tile
+    patch: int  # pixels on a side of a patch
     num_channels: int
     hidden_size: int
-    num_layers: int  # that are needed
+    num_layers: int  # needed layers
     num_heads: int
     mlp_size: int
     activation: VisionActivation
     norm_eps: float
     has_class: bool  # a learned vector before the patches, and a norm of all before the layers; patches have no bias
-    drops_first: bool  # the first of the layers' outputs, which is that vector's
+    drops_first: bool  # whether to drop the first output, which is that vector's
     features: tuple[int, ...]  # after how many layers their outputs are taken, side by side
     out_size: int
-    has_last_norm: bool = False  # of what the last layer makes
+    has_last_norm: bool = False  # after the last layer
     made: PatchMLP | TilePool | TileSquares
     views: TileViews
     shares_positions: bool = False
-    """A patch has the learned vector at its share of the tile's side: with rounding, not always its own (Idefics3)."""
+    """A patch gets the learned vector at its relative place in the tile, which rounding may shift (Idefics3)."""
     is_whole: bool = False
     """As in `VisionTower`."""
 
@@ -76,7 +76,7 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_patches(self) -> int:
-        """Of a tile."""
+        """Patches of a tile."""
         return (self.tile // self.patch) ** 2
 
     @property
@@ -90,7 +90,7 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _num_more(self) -> int:
-        """Embeddings of a tile beside those of its patches."""
+        """Additional outputs of a tile beside those of its patches."""
         return self.has_class - self.drops_first
 
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_left(name: str, vision: TileVision) -> bool:
-    """Whether a tensor is of what is behind the last output that is taken, or no weight."""
+    """Return whether a tensor comes after the last used output, or is no weight."""
     if name.startswith("encoder.layers."):
         number = name.removeprefix("encoder.layers.").partition(".")[0]
         return number.isdecimal() and int(number) >= vision.num_layers

@@ -1,35 +1,37 @@
-"""What a tower for tiles sees of a picture: one tile, or several, and which of their embeddings are kept."""
+"""The views of an image that a tower for tiles gets: one tile or several, and which of their embeddings are kept."""
 
 import msgspec
 
 
 class OneTile(msgspec.Struct, frozen=True):
-    """The whole picture as one tile."""
+    """The whole image as one tile."""
 
-    grid: tuple[int, ...]  # of all: the tile's size, or that there is no further view (Gemma 3)
+    grid: tuple[int, ...]  # the same for all images: the tile's size, or a mark that there is no further view (Gemma 3)
 
     @property
     def pictures(self) -> tuple[int, ...]:
-        """How pixel values begin, before the tiles."""
+        """The axes of pixel values before that of tiles."""
         return ()
 
     @property
     def small_grid(self) -> tuple[int, ...]:
-        """Of a picture that has as few tiles as one can have."""
+        """The grid of an image with the fewest possible tiles."""
         return self.grid
 
     def num_tiles(self, grid: tuple[int, ...]) -> int:
-        """Of a picture; 0 if there is no such picture."""
+        """Return the tiles of an image; 0 if the grid is invalid."""
         return int(grid == self.grid)
 
     def num_embeddings(self, grid: tuple[int, ...], of_tile: int) -> int:
-        """Of a picture, with so many for each tile."""
+        """Return the embeddings of an image, with `of_tile` for each tile."""
         return of_tile * self.num_tiles(grid)
 
 
 class TilesThenWhole(msgspec.Struct, frozen=True):
-    """Rows and columns of tiles, which are the grid, and behind them a view of the whole (Idefics3). A small picture is
-    that view alone: its rows and columns are 0."""
+    """Rows and columns of tiles, which are the grid, and then a view of the whole image (Idefics3).
+
+    A small image has only that view: its rows and columns are 0.
+    """
 
     @property
     def pictures(self) -> tuple[int, ...]:
@@ -53,9 +55,11 @@ class TilesThenWhole(msgspec.Struct, frozen=True):
 
 
 class WholeThenTiles(msgspec.Struct, frozen=True):
-    """A view of the whole, and behind it the tiles of the resolution that fits the picture best (LLaVA-NeXT). Their
-    embeddings are put together again without what the picture was padded with, each row with a learned end. The grid
-    is the picture's size."""
+    """A view of the whole image, and then the tiles of the resolution that fits it best (LLaVA-NeXT).
+
+    The tiles' embeddings are joined without padding, and each row ends with a learned vector. The grid is the image's
+    size.
+    """
 
     tile: int
     side: int  # embeddings on a side of a tile
@@ -86,9 +90,9 @@ class WholeThenTiles(msgspec.Struct, frozen=True):
         return rows * (columns + 1) + of_tile
 
     def layout(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Rows and columns of tiles for a picture of this size; rows and columns of their embeddings that are kept.
+        """Return rows and columns of tiles for an image of this size, and rows and columns of kept embeddings.
 
-        Of a very narrow picture these are none.
+        A very narrow image keeps none.
         """
         best = max(self.resolutions, key=lambda resolution: _merit(height, width, *resolution))
         of_tiles = (best[0] // self.tile, best[1] // self.tile)
@@ -104,7 +108,7 @@ TileViews = OneTile | TilesThenWhole | WholeThenTiles
 
 
 def _merit(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Of a resolution for a picture: how many of its pixels it keeps; then, how few of its own it wastes."""
+    """Rate a resolution for an image: first by the pixels that it keeps, then by how few of its own it wastes."""
     scale = min(columns / width, rows / height)
     kept = min(int(width * scale) * int(height * scale), width * height)
     return kept, kept - rows * columns

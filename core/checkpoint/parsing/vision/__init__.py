@@ -1,1 +1,1 @@
-"""From config.json to the descriptions of vision towers."""
+"""Parses the descriptions of vision towers from config.json."""

@@ -1,4 +1,4 @@
-"""Fields that vision towers of several kinds have."""
+"""Fields that several kinds of vision towers have."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _ACTIVATIONS: Mapping[str, VisionActivation] = {
 
 
 def activation(its: JsonFields, name: str, usual: str) -> VisionActivation:
-    """An activation of the tower."""
+    """Return an activation of the tower."""
     said = its.text(name, usual)
     if said not in _ACTIVATIONS:
         raise ConfigError(f"config.json: {name} {said[:64]!r} is not supported")
@@ -24,7 +24,7 @@ def activation(its: JsonFields, name: str, usual: str) -> VisionActivation:
 
 
 def features(fields: JsonFields, depth: int, *, usual: int) -> tuple[int, ...]:
-    """After how many layers outputs are taken: 0 is what comes to the first, -1 what the last one makes."""
+    """Return after how many layers outputs are taken: 0 is the first layer's input, -1 the last layer's output."""
     said = fields.raw("vision_feature_layer")
     said = usual if said is None else said
     listed = said if isinstance(said, list) else [said]
@@ -34,7 +34,7 @@ def features(fields: JsonFields, depth: int, *, usual: int) -> tuple[int, ...]:
 
 
 def projector(fields: JsonFields, *, has_bias: bool) -> PatchMLP:
-    """What makes embeddings of patches; `has_bias`: where nothing is said."""
+    """Return the projector that turns patches into embeddings; `has_bias`: the default."""
     return PatchMLP(
         activation=activation(fields, "projector_hidden_act", "gelu"),
         has_bias=fields.flag("multimodal_projector_bias", has_bias),

@@ -1,4 +1,4 @@
-"""From config.json to the vision tower of a Qwen-VL model."""
+"""Parses the vision tower of a Qwen-VL model from config.json."""
 
 from typing import TypedDict
 
@@ -10,7 +10,7 @@ from penstock.core.config.options import ConfigError
 
 
 class _Grid(TypedDict):
-    """What all Qwen-VL towers have."""
+    """The fields of all Qwen-VL towers."""
 
     image_token: int
     patch_shape: tuple[int, ...]

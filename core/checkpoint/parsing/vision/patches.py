@@ -1,4 +1,4 @@
-"""From config.json to the vision tower of Pixtral and Mistral 3."""
+"""Parses the vision tower of Pixtral and Mistral 3 from config.json."""
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
@@ -10,12 +10,12 @@ KIND = "pixtral"
 
 
 def pixtral(fields: JsonFields, its: JsonFields, text: Decoder) -> PatchVision:
-    """Pixtral's tower before LLaVA's projector."""
+    """Pixtral's tower, followed by LLaVA's projector."""
     return _patches(fields, its, text, usual_token=32000, usual_feature=-2, has_bias=True)
 
 
 def mistral3(fields: JsonFields, its: JsonFields, text: Decoder) -> PatchVision | None:
-    """The same before Mistral 3's, which merges neighbours; None if the tower is of another kind."""
+    """Pixtral's tower, followed by Mistral 3's projector, which merges neighbours; None for another kind of tower."""
     if its.text("model_type", KIND) != KIND:
         return None
     of_text = fields.object("text_config") or fields

@@ -1,4 +1,4 @@
-"""From config.json to the vision tower of a model that sees pictures of one size, or tiles of it."""
+"""Parses the vision tower of a model that takes images of one size, or tiles of that size, from config.json."""
 
 import math
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "siglip_vision_model": {**_SIGLIP, "patch": 16, "hidden": 768, "heads": 12},
     "idefics3_vision": {**_SIGLIP, "patch": 32, "hidden": 1152, "heads": 16},
 }
-"""What a tower has of which its own configuration says nothing."""
+"""Defaults of towers for fields that their configurations leave out."""
 _USUAL_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-_MAX_TILES = 64  # on a side
+_MAX_TILES = 64  # per side
 _OF_LLAVA = {"patch_size": 14, "image_size": 336, "hidden_size": 1024, "intermediate_size": 4096}
 _OF_LLAVA |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 
 
 def llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
-    """LLaVA 1.5, and others like it; None if its tower is of another kind."""
+    """LLaVA 1.5 and similar models; None for another kind of tower."""
     kind = its.text("model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model"):
         return None
@@ -49,7 +49,7 @@ def llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | No
 
 
 def llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
-    """LLaVA-NeXT: a picture is seen as a whole, and in tiles."""
+    """LLaVA-NeXT: it gets the whole image, and tiles of it."""
     one = llava(fields, its, text)
     if one is None:
         return None
@@ -101,7 +101,7 @@ def _is_in_tiles(said: Any, tile: int) -> bool:
 
 
 def _whole_tower(fields: JsonFields, its: JsonFields, text: Decoder, kind: str, **others: Any) -> TileVision:
-    """One of which all layers are used, and the norm behind them."""
+    """Return a tower that uses all layers, and the norm after them."""
     depth = its.whole("num_hidden_layers", _KINDS[kind]["depth"], most=MAX_LAYERS)
     others |= {"drops_first": False, "has_last_norm": True}
     return _tower(fields, its, kind, features=(depth,), out_size=text.hidden_size, **others)
@@ -116,7 +116,7 @@ def _tower(
     usual_token: int = 32000,
     **others: Any,
 ) -> TileVision:
-    """A tower of this kind; `others` are what does not follow from its own configuration."""
+    """Return a tower of this kind; `others`: fields that do not follow from its own configuration."""
     usual = _KINDS[kind]
     hidden, heads = its.whole("hidden_size", usual["hidden"]), its.whole("num_attention_heads", usual["heads"])
     tile, patch = its.whole("image_size", 224), its.whole("patch_size", usual["patch"])

@@ -1,4 +1,4 @@
-"""From config.json to the vision tower of a model that takes images; of others the text part is served."""
+"""Parses the vision tower of a model that takes images; for unsupported towers only the text part is served."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,10 +13,10 @@ from penstock.core.checkpoint.vision.tiles import TileVision
 
 
 def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | None:
-    """The tower that makes vectors for this text part; None if the model is served without its own.
+    """Return the tower that makes vectors for this text part; None if the model is served without a tower.
 
     Raises:
-        ConfigError: for a setting that is not supported.
+        ConfigError: for an unsupported setting.
     """
     parse = _TOWERS.get(architecture)
     if parse is None:
