@@ -1,1 +1,1 @@
-"""A checkpoint folder: what its files say, and whether they can be served."""
+"""Checkpoints: what their files say, and whether they can be served."""

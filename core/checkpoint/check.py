@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
+"""Checks in milliseconds, before any process starts, whether a checkpoint can be served."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -34,9 +34,9 @@ def check_checkpoint(
     with_weights: bool = True,
     with_tokenizer: bool = True,
 ) -> None:
-    """Check everything that can be known without reading a tensor. `quantization` is what the option says.
+    """Check everything that can be checked without reading a tensor. `quantization`: the option's value.
 
-    With `parallel`, the model must be one that can be spread over so many workers.
+    With `parallel`, also check that the model can be split over that many workers.
 
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
@@ -100,17 +100,17 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> "ModelTensors"
 
 
 class ModelTensors(NamedTuple):
-    """What a checkpoint has of a model."""
+    """The tensors that a checkpoint has of a model."""
 
-    stored: dict[str, StoredTensor]  # by the names that the model has for them
-    formats: dict[str, MatrixFormat]  # of each matrix that is quantized, by the name of its weight
-    own_names: dict[str, str]  # what the checkpoint itself calls each tensor
+    stored: dict[str, StoredTensor]  # by the model's names
+    formats: dict[str, MatrixFormat]  # of each quantized matrix, by its weight's name
+    own_names: dict[str, str]  # the checkpoint's own name of each tensor
 
 
 def _expected_parts(
     config: ModelConfig, shapes: dict[str, Shape], found: Mapping[str, StoredTensor], own_names: Mapping[str, str]
 ) -> tuple[dict[str, Part], dict[str, MatrixFormat]]:
-    """Every tensor that there must be, and the format of each quantized matrix."""
+    """Return every tensor that must exist, and the format of each quantized matrix."""
     parts: dict[str, Part] = {}
     formats: dict[str, MatrixFormat] = {}
     quantization = config.quantization
@@ -139,7 +139,7 @@ def _is_ignored(name: str, config: ModelConfig) -> bool:
 
 
 def _is_shape(shape: Shape, part: Part) -> bool:
-    """Axes of size 1 count in tensors of floats only: there they tell models apart."""
+    """Compare shapes. Axes of size 1 matter only in tensors of floats, where they distinguish models."""
     if shape == part.shape or part.shape is None or part.dtypes is _FLOATS:
         return shape == part.shape
     return [size for size in shape if size != 1] == [size for size in part.shape if size != 1]
@@ -159,7 +159,7 @@ class _Tokenizer(msgspec.Struct):
 
 
 def _check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
-    """Added tokens may go beyond the model's vocabulary: many fine-tuned models have one for padding, never used."""
+    """Added tokens may exceed the model's vocabulary: many fine-tuned models have an unused one for padding."""
     try:
         tokenizer = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
 
 
 def _explain(names: dict[str, StoredTensor]) -> None:
-    """Say what the checkpoint is, if its tensors show it."""
+    """Raise an error that says what the checkpoint is, if its tensors show it."""
     if found := next((name for name in names if name.endswith(_OF_QUANTIZED)), None):
         raise LoadError(
             f"this checkpoint is quantized, as {shown(found)} shows, but its config.json does not say how "

@@ -1,8 +1,8 @@
-"""The description of a decoder: what a family makes of config.json, and all that the executors know of a model.
+"""The description of a decoder: a family makes it from config.json; executors know nothing else about a model.
 
     embedding → layers (a mixer and an MLP, with norms around them) → norm → head
 
-The blocks that compute it are in `gpu_worker/models/`; `core/checkpoint/weights.py` says where its weights are.
+`gpu_worker/models/` has the blocks that compute it; `core/checkpoint/weights.py` says where its weights are.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ from penstock.core.checkpoint.vision.kinds import Vision
 from penstock.core.config.ranks import Place
 
 Range = tuple[int, int]
-"""From the first number to the one behind the last."""
+"""The first number, and the one after the last."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 """`clamped_swiglu` (gpt-oss): (min(up, 7) + 1) * g * sigmoid(1.702 g), g = min(gate, 7); up is at least -7."""
@@ -45,27 +45,27 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norms_span: Literal["head", "each head", "all"] = "head"
-    """What q_norm and k_norm see: a head, with weights that all heads share or of its own; or q (k) as a whole."""
+    """What q_norm and k_norm span: a head, with shared weights or weights of its own ("each head"), or all of q (k)."""
     norms_follow_rope: bool = False
-    v_norm_eps: float | None = None  # each head's values have unit root mean square, with this added to its square
-    values_are_keys: bool = False  # values are the projection to keys, before its norm
-    shares_kv_of: int | None = None  # the layer whose keys and values it reads, instead of its own
-    rope: RopeConfig | None = None  # None: positions do not rotate anything
-    window: int | None = None  # position p sees (p - window, p]
-    window_is_chunk: bool = False  # of these it sees only those in its own chunk of `window` positions
+    v_norm_eps: float | None = None  # values are scaled to unit root mean square by head; this is added to the square
+    values_are_keys: bool = False  # values are the keys' projection, before its norm
+    shares_kv_of: int | None = None  # the layer whose keys and values it reads instead of its own
+    rope: RopeConfig | None = None  # None: no rotation by position
+    window: int | None = None  # position p attends to (p - window, p]
+    window_is_chunk: bool = False  # but only within its own chunk of `window` positions
     softcap: float = 0.0  # of the scores; 0: none
-    has_sinks: bool = False  # a learned logit for each head in the softmax, without a value
+    has_sinks: bool = False  # the softmax includes a learned logit per head, without a value
     query_growth: "QueryGrowth | None" = None
-    has_output_gate: bool = False  # what it attended is multiplied by a sigmoid; stored with each head's q
+    has_output_gate: bool = False  # its output is multiplied by a sigmoid; stored with each head's q
 
     @property
     def kv(self) -> KVShape:
-        """What it keeps of a position."""
+        """What attention keeps of a position."""
         return KVShape(self.num_kv_heads, self.head_dim, self.head_dim, self.window)
 
     @property
     def width(self) -> int:
-        """Weights that a token's step reads, for each number of the hidden size."""
+        """Weights that a token's step reads, per number of the hidden size."""
         num_projected = 0 if self.shares_kv_of is not None else 1 if self.values_are_keys else 2
         of_queries = 2 + self.has_output_gate
         return (of_queries * self.num_heads + num_projected * self.num_kv_heads) * self.head_dim
@@ -80,13 +80,13 @@ class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention (DeepSeek-V2, 2024): positions keep a latent and one rotated key for all heads."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): a position keeps a latent, and a rotated key for all heads."""
 
     num_heads: int
     q_rank: int | None  # None: q is projected directly
     kv_rank: int  # of the latent
-    nope_dim: int  # of each q and k head, not rotated
-    rope_dim: int  # of each q head, and of the common key, rotated
+    nope_dim: int  # per q and k head, not rotated
+    rope_dim: int  # per q head, and of the common key; rotated
     v_dim: int
     scale: float
     rope: RopeConfig
@@ -95,7 +95,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv(self) -> KVShape:
-        """What it keeps of a position: the latent, normed, then the rotated key."""
+        """What attention keeps of a position: the normed latent, then the rotated key."""
         return KVShape(1, self.kv_rank + self.rope_dim, 0, None)
 
     @property
@@ -145,12 +145,12 @@ class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Router(msgspec.Struct, frozen=True, kw_only=True):
-    """Which experts a token goes to, and with which weights. Its logits are computed in fp32.
+    """Chooses the experts of a token, and their weights. Logits are computed in fp32.
 
     1. The scores: softmax or sigmoid over all logits; "top_softmax" takes the logits themselves.
     2. With groups, only experts of the `top_groups` best groups remain. A group is judged by the sum of its two best
-       (`group_judge` "top2", after the correction) or by its best ("max").
-    3. The `top_k` best of scores plus correction; their weights are the scores without it.
+       scores (`group_judge` "top2", after the correction) or by its best score ("max").
+    3. The `top_k` experts with the best score plus correction; their weights are the scores without correction.
     4. The weights: divided by their sum if `renormalize` (plus `renormalize_eps`); their softmax for "top_softmax";
        then multiplied by `scale`.
     """
@@ -160,24 +160,24 @@ class Router(msgspec.Struct, frozen=True, kw_only=True):
     renormalize: bool = False
     renormalize_eps: float = 0.0
     has_bias: bool = False  # added to the logits
-    has_correction: bool = False  # fp32, added to the scores for the choice alone
+    has_correction: bool = False  # fp32, added to the scores only for the choice
     num_groups: int = 1
     top_groups: int = 1
     group_judge: Literal["top2", "max"] = "top2"
     scale: float = 1.0
-    has_expert_scales: bool = False  # learned: each expert's weight is multiplied by its own
-    multiplies_input: bool = False  # an expert's input is multiplied by its weight, instead of its output (Llama 4)
+    has_expert_scales: bool = False  # a learned factor for each expert's weight
+    multiplies_input: bool = False  # the weight multiplies an expert's input instead of its output (Llama 4)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts that are spread over tensor ranks, which hold whole ones (`core/checkpoint/shards/placement.py`)."""
+    """Whole experts spread over tensor ranks (`core/checkpoint/shards/placement.py`)."""
 
     ranks_of: tuple[tuple[int, ...], ...]  # for each expert, the tensor ranks that hold a copy, ascending
-    fewest_travelling: int | None = None  # tokens of a step that travel between ranks; None: they never do
-    rank: int | None = None  # whose description this is; None: the whole model's
+    fewest_travelling: int | None = None  # tokens of a step from which on they travel between ranks; None: never
+    rank: int | None = None  # the rank that this describes; None: the whole model
 
     def held_by(self, rank: int) -> tuple[Range, ...]:
-        """The experts of a rank."""
+        """Return the experts of a rank."""
         held = [expert for expert, ranks in enumerate(self.ranks_of) if rank in ranks]
         begins = [expert for i, expert in enumerate(held) if not i or held[i - 1] != expert - 1]
         ends = [expert + 1 for i, expert in enumerate(held) if i + 1 == len(held) or held[i + 1] != expert + 1]
@@ -185,7 +185,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture of experts, each of them an MLP: down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
+    """A mixture of experts. Each is an MLP: down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
 
     count: int
     size: int  # of each
@@ -193,13 +193,13 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = "silu"
     is_gated: bool = True
     has_bias: bool = False
-    shared: DenseMLP | None = None  # every token goes through it
-    shared_is_gated: bool = False  # its output is multiplied by a sigmoid that the token decides
+    shared: DenseMLP | None = None  # for every token
+    shared_is_gated: bool = False  # its output is multiplied by a sigmoid computed from the token
     spread: Spread | None = None  # None: every rank has all of them, or a part of each
 
     @property
     def width_of_each(self) -> int:
-        """Numbers of an expert's matrices for each of its inputs."""
+        """Weights of an expert per number of the hidden size."""
         return (2 + self.is_gated) * self.size
 
     @property
@@ -213,9 +213,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BesideMLP(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts beside a dense MLP: mlp_post(mlp(mlp_norm(x))) + post(experts(norm(x))) takes the place of the MLP.
+    """Experts beside a dense MLP: mlp_post(mlp(mlp_norm(x))) + post(experts(norm(x))) replaces the MLP.
 
-    The router gets x with unit root mean square, times weights of its own that are divided by the root of its size.
+    The router gets x scaled to unit root mean square, times its own weights divided by the square root of the size.
     """
 
     experts: Experts
@@ -228,8 +228,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """A mixer and an MLP, each added to the residual stream x.
 
     In sequence: x += r * post_mixer_norm(mixer(mixer_norm(x))); x += r * post_mlp_norm(mlp(mlp_norm(x))).
-    In parallel: x += r * (mixer(mixer_norm(x)) + mlp(mlp_norm(x))); without mlp_norm the MLP gets what the mixer gets.
-    Without a mixer, or without an MLP, that summand and its norms are not there.
+    In parallel: x += r * (mixer(mixer_norm(x)) + mlp(mlp_norm(x))); without mlp_norm the MLP gets the mixer's input.
+    Without a mixer, or without an MLP, that summand and its norms are absent.
     At last, if the decoder has layer inputs: x += norm(up(act(down(x)) * its input); then x *= a learned number.
     """
 
@@ -246,13 +246,13 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
-        """Its mixer, or a part of it, if that keeps something of each position."""
+        """The mixer, or the part of it, that keeps something of each position; None if there is none."""
         mixer = self.mixer.attention if isinstance(self.mixer, SideBySide) else self.mixer
         return mixer if isinstance(mixer, Attention | LatentAttention) else None
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """Its mixer, or a part of it, if that keeps a state of a row."""
+        """The mixer, or the part of it, that keeps a state of a row; None if there is none."""
         mixer = self.mixer.recurrent if isinstance(self.mixer, SideBySide) else self.mixer
         return None if isinstance(mixer, Attention | LatentAttention) else mixer
 
@@ -279,14 +279,15 @@ class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # of each
     vocab_size: int  # of the table
     activation: Activation
-    norm: Norm  # of what is projected, and of what is added to the residual stream
+    norm: Norm  # of the projection, and of the result before it is added to the residual stream
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """How a head that guesses tokens begins: with what it is given of a position, g, and the next token's embedding e.
+    """The input of a head that guesses tokens: what it is given of a position, g, and the next token's embedding, e.
 
-    The residual stream is project([embedding_norm(e), given_norm(g)]): EAGLE, and layers that predict several tokens.
-    If nothing is projected it is g, or given_norm(g) if that `is_residual`; the first mixer gets the pair: EAGLE-3.
+    EAGLE, and layers that predict several tokens: the residual stream is project([embedding_norm(e), given_norm(g)]).
+    EAGLE-3: nothing is projected; the residual stream is g, or given_norm(g) if that `is_residual`, and the first mixer
+    gets the pair.
     """
 
     embedding_norm: Norm | None = None
@@ -298,17 +299,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a decoder a rank holds (`core/checkpoint/shards/`)."""
+    """The part of a decoder that a rank holds (`core/checkpoint/shards/`)."""
 
     whole: "Decoder"
     place: Place
-    layers: Range  # by the checkpoint's numbers
+    layers: Range  # numbered as in the checkpoint
     vocab: Range  # rows of the embedding, and outputs of the head
     layer_vocab: Range = (0, 0)  # rows of the table of layer inputs
 
 
 class Decoder(ModelConfig, frozen=True, kw_only=True):
-    """A decoder, or what a rank computes of one: then heads, sizes and layers are those that the rank has."""
+    """A decoder, or a rank's part of one; then heads, sizes and layers are the rank's own."""
 
     hidden_size: int
     layers: tuple[Layer, ...]
@@ -318,7 +319,7 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     embedding_scale_is_rounded: bool = False  # to the dtype of activations
     positions: LearnedPositions | None = None
     layer_inputs: LayerInputs | None = None
-    entry: Entry | None = None  # None: it begins with embeddings alone
+    entry: Entry | None = None  # None: the input is embeddings alone
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits become cap * tanh(logit / cap); 0: none
@@ -326,16 +327,16 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     shard: Shard | None = None  # None: this is the whole model
     has_embedding: bool = True  # False for later stages of a pipeline
     has_head: bool = True  # and a final norm; False for earlier stages
-    vision: Vision | None = None  # what makes vectors of pictures; None: it takes texts only
+    vision: Vision | None = None  # the vision tower; None: the model takes only text
 
     @property
     def kv(self) -> tuple[KVShape, ...]:
-        """What each layer keeps of a position; those that read another's, or keep a state, are left out."""
+        """What each layer keeps of a position; without layers that read another's KV, or keep a state."""
         return tuple(its.kv for _, its in self.attentions if _shared(its) is None)
 
     @property
     def kv_index(self) -> dict[int, int]:
-        """For each layer with attention, which of `kv` it reads."""
+        """For each layer with attention, the index in `kv` of what it reads."""
         owners = [i for i, its in self.attentions if _shared(its) is None]
         of_owner = {layer: index for index, layer in enumerate(owners)}
         shared = ((i, _shared(its)) for i, its in self.attentions)
@@ -343,12 +344,12 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def attentions(self) -> tuple[tuple[int, Attention | LatentAttention], ...]:
-        """The attention of each layer that has it, after the layer's number."""
+        """(layer number, attention) of each layer that has attention."""
         return tuple((i, its) for i, layer in enumerate(self.layers) if (its := layer.attention) is not None)
 
     @property
     def state_layers(self) -> dict[int, StateShape]:
-        """What each layer with a state keeps of a row, by the layer's number."""
+        """What each layer with a state keeps of a row, by layer number."""
         return {i: its.state for i, layer in enumerate(self.layers) if (its := layer.recurrent) is not None}
 
     @property
@@ -367,7 +368,7 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def num_step_weights(self) -> int:
-        """Weights of the matrices that a token's step reads: of all experts only those that it goes to."""
+        """Weights of the matrices that a token's step reads, including only the experts that the token goes to."""
         inputs = 0 if self.layer_inputs is None else 3 * self.layer_inputs.size  # from and to each layer, and before
         each = (layer.width + inputs for layer in self.layers)
         latent = (its.num_latent_weights for _, its in self.attentions if isinstance(its, LatentAttention))

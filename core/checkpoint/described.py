@@ -1,4 +1,4 @@
-"""The description of a checkpoint's model: by its config.json, and by how its tensors hold the experts."""
+"""The description of a checkpoint's model, from its config.json and the layout of its experts' tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,13 +18,13 @@ from penstock.core.config.options import ModelImpl
 def model_config_of(
     checkpoint: Checkpoint, impl: ModelImpl = "auto", quantization: str = "", *, with_weights: bool = True
 ) -> ModelConfig:
-    """The configuration of the model that is served.
+    """Return the configuration of the model that is served.
 
     Args:
-        checkpoint: of the model.
+        checkpoint: the model's.
         impl: as in `parse_model_config`.
         quantization: as in `with_quantization`.
-        with_weights: whether there are weights. Those of mixtures tell in which layout the experts are.
+        with_weights: whether there are weights, which show the layout of a mixture's experts.
 
     Raises:
         ConfigError: for what is not supported.
@@ -39,7 +39,7 @@ def model_config_of(
 
 
 def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
-    """What the checkpoint itself calls its tensors, by the names that the model has for them; others are left out."""
+    """Return the checkpoint's own names of tensors by the model's names; unknown tensors are left out."""
     known_as = family_of(config).known_as
     of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
     if isinstance(config, Decoder) and config.vision is not None:
@@ -48,7 +48,7 @@ def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
 
 
 def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> ExpertLayout:
-    """How these tensors, by the model's names, hold the experts of a mixture; the usual way if they hold none."""
+    """Return the layout of the experts in these tensors (by the model's names); the usual one if there are none."""
     usual, found = decoder.names.experts, _first_mixture(decoder)
     if found is None:
         return usual
@@ -62,7 +62,7 @@ def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> Exper
     inner, hidden = experts.size * (1 + experts.is_gated), decoder.hidden_size
     gate_up = "gate_up_proj" if experts.is_gated else "up_proj"
     shapes = tuple(parts[name].shape[1:] if name in parts else () for name in (gate_up, "down_proj"))
-    # Gates and ups are twice as wide as what comes after them: one of the two tells, whatever the hidden size.
+    # Gates and ups are twice as wide as downs: one of the two shapes decides, whatever the hidden size.
     fitting: dict[ExpertLayout, bool] = {
         "joined": shapes == ((inner, hidden), (hidden, experts.size)),
         "turned": shapes == ((hidden, inner), (experts.size, hidden)),
@@ -73,7 +73,7 @@ def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> Exper
 
 
 def _first_mixture(decoder: Decoder) -> tuple[int, Experts] | None:
-    """The first layer with experts."""
+    """Return the first layer with experts, with its number."""
     for number, layer in enumerate(decoder.layers):
         mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
         if isinstance(mlp, Experts):

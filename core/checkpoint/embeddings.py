@@ -1,4 +1,4 @@
-"""What a checkpoint says of embeddings: sentence-transformers' modules, which may stand beside any model."""
+"""How a checkpoint makes text embeddings: sentence-transformers' modules, which any model may have."""
 
 from typing import Literal, NamedTuple
 
@@ -16,14 +16,14 @@ class Embeddings(NamedTuple):
 
     kind: Literal["last", "mean"] = "last"
     is_normalized: bool = True
-    hidden_size: int = 0  # numbers of a whole vector; 0: unknown
+    hidden_size: int = 0  # size of a full vector; 0: unknown
 
 
 def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions) -> Embeddings:
-    """Return what the options say, or else the checkpoint. Without either: the last token's, with length 1.
+    """Return the options' settings, or else the checkpoint's, or else the last token's vector with length 1.
 
     Raises:
-        ConfigError: the checkpoint has a module, or pools in a way, that is not supported, and no option replaces it.
+        ConfigError: a module or pooling mode of the checkpoint is not supported, and no option replaces it.
     """
     kind: Literal["last", "mean"] = "last"
     is_normalized = True

@@ -21,7 +21,7 @@ _OLD_QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
-# file that another kind of folder has -> what to say about it
+# file that shows another kind of folder -> message
 _OTHER_FOLDERS = {
     "adapter_config.json": "it holds a LoRA adapter, which is not supported yet; merge it into its model "
     "(PEFT: merge_and_unload) and serve the result",
@@ -38,12 +38,12 @@ class HuggingFaceFolder:
 
     @classmethod
     def at(cls, path: Path) -> Self | None:
-        """Any folder is accepted: the property that needs a missing file reports it."""
+        """Accept any folder: a missing file is reported by the property that needs it."""
         return cls(path) if path.is_dir() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, and what older quantized checkpoints have beside it."""
+        """config.json, with the quantization file that older checkpoints have beside it."""
         path, names = self.path / "config.json", self._names()
         if path.name not in names:
             self._refuse_broken_link(path.name)
@@ -71,7 +71,7 @@ class HuggingFaceFolder:
 
     @cached_property
     def processor_config(self) -> dict[str, Any]:
-        """processor_config.json; an image processor that is not in it is taken from preprocessor_config.json."""
+        """processor_config.json; an image processor missing there is taken from preprocessor_config.json."""
         said = _read_json(self.path / "processor_config.json")
         if not isinstance(said.get("image_processor"), dict) and (
             image := _read_json(self.path / "preprocessor_config.json")
@@ -158,7 +158,7 @@ class HuggingFaceFolder:
         return found
 
     def weight_files(self) -> list[str]:
-        """The names of the files that hold the weights. See the function of this name."""
+        """The names of the weight files; see the function of this name."""
         self._refuse_broken_link("*.safetensors*")
         return weight_files(str(self.path), self._names(), self.path / WEIGHT_INDEX)
 
@@ -174,7 +174,7 @@ class HuggingFaceFolder:
             raise ConfigError(f"cannot read {str(self.path)!r}: {error.strerror}") from None
 
     def _refuse_broken_link(self, pattern: str) -> None:
-        """Refuse a file of the cache of the hub whose blob is not there."""
+        """Refuse a link in the hub's cache whose blob is missing."""
         for path in sorted(self.path.iterdir()):
             if fnmatch(path.name, pattern) and path.is_symlink() and not path.exists():
                 raise Incomplete(
@@ -184,7 +184,7 @@ class HuggingFaceFolder:
 
 
 def no_config(where: str, names: Collection[str]) -> ConfigError:
-    """What to say of a place with these files and no config.json."""
+    """Return the error for a place with these files but no config.json."""
     said = next((said for kind, said in _OTHER_FOLDERS.items() if any(fnmatch(name, kind) for name in names)), "")
     if said:
         return ConfigError(f"{where!r} is not a checkpoint folder: {said}")
@@ -196,10 +196,10 @@ def no_config(where: str, names: Collection[str]) -> ConfigError:
 
 
 def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
-    """Which of the files at a place hold the weights. `index` is read if `names` has it.
+    """Return which of the files at a place hold the weights. `index` is read if `names` has it.
 
     Raises:
-        Incomplete: some are missing, or all.
+        Incomplete: some or all are missing.
         LoadError: the weights are in another format, or the index is damaged.
     """
     if WEIGHT_INDEX in names:
@@ -231,7 +231,7 @@ class _Index(msgspec.Struct):
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index says."""
+    """Return the file of each tensor, from an index."""
     _refuse_pointer(index)
     try:
         return msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
@@ -240,7 +240,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A file of UTF-8.
+    """Read a UTF-8 file.
 
     Raises:
         ConfigError: naming the file, and `what` it should be.
@@ -267,7 +267,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _not_finite(content: bytes) -> str:
-    """Which number is none, in what is JSON but for that."""
+    """Return the number that is not finite in otherwise valid JSON."""
 
     def find(value: Any, name: str) -> str:
         if isinstance(value, dict):
@@ -282,7 +282,7 @@ def _not_finite(content: bytes) -> str:
 
 
 def _refuse_pointer(path: Path) -> None:
-    """Refuse a file that is only git's pointer to a large file."""
+    """Refuse a file that is only a Git LFS pointer."""
     try:
         with path.open("rb") as file:
             begin = file.read(len(_LFS_POINTER))
@@ -298,7 +298,7 @@ def _refuse_pointer(path: Path) -> None:
 def _tensors_of(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file: 8 bytes with the header's length, the header (JSON), and the data.
 
-    The library validates the file: sizes, gaps, overlaps, unknown dtypes. After that its header can be trusted.
+    The library validates sizes, gaps, overlaps and dtypes; after that the header can be trusted.
     """
     from safetensors import SafetensorError, safe_open  # slow to import, and not needed for --help
 
@@ -315,7 +315,7 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a safetensors file; empty if it is something else than its length or header."""
+    """Return what is wrong with the length or header of a safetensors file; empty if neither is wrong."""
     try:
         with path.open("rb") as file:
             size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
@@ -345,5 +345,5 @@ def _mapped(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:  # a private mapping: torch requires writable memory
             return memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
-    except (OSError, ValueError) as error:  # it has changed since its header was read
+    except (OSError, ValueError) as error:  # the file has changed since its header was read
         raise LoadError(f"{str(path)!r} is not a readable safetensors file: {error}") from None

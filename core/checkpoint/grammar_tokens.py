@@ -1,7 +1,7 @@
-"""What the frontend, which checks a grammar, and the worker, which uses it, must agree on.
+"""The part of grammars on which the frontend, which checks them, and the worker, which uses them, must agree.
 
-Both parse grammars with llguidance, under the same limits and over the same tokens. The library is imported only
-when there is a grammar.
+Both parse grammars with llguidance, with the same limits and tokens. The library is imported only if there is a
+grammar.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MAX_LEXER_STATES = 20_000
 
 
 def grammar_vocabulary(checkpoint: Checkpoint) -> LLTokenizer:
-    """The checkpoint's tokens as a grammar sees them: their bytes, which are special, and which one ends a text.
+    """Return the checkpoint's tokens as grammars need them: their bytes, special ones, and the one that ends a text.
 
     Takes about half a second and 60 MB for 32,000 tokens.
 
     Raises:
-        ConfigError: if the tokenizer is of a kind that grammars cannot be used with.
+        ConfigError: grammars do not support this kind of tokenizer.
     """
     import llguidance
     from tokenizers import Tokenizer
@@ -45,7 +45,7 @@ def grammar_vocabulary(checkpoint: Checkpoint) -> LLTokenizer:
 
 
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a matcher at the start of a text; `is_error` tells whether the grammar is invalid.
+    """Return a matcher at the start of a text; its `is_error` says whether the grammar is invalid.
 
     The limits keep the time for one mask to a few milliseconds, and the memory shared by a matcher and its copies to
     tens of megabytes, whatever the grammar.

@@ -41,17 +41,17 @@ _SMALL = (
     "modules.json", "1_Pooling/config.json",
     "tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json",
 )  # fmt: skip
-"""All but the weights. The last line's files are not read; they explain why there is no tokenizer.json."""
+"""All files but the weights. The last line's files are not used; they explain why there is no tokenizer.json."""
 
 _ANSWER_SECONDS = 5.0
 """Timeout of a request for metadata. It does not bound the lookup of the host's address: see `_within`."""
 _LOG_SECONDS = 5.0
 _WORTH_TELLING = 1 << 20  # bytes
 _END_SECONDS = 5.0
-"""How long files under way get to notice that the download is over, and to tidy up."""
+"""How long transfers get to notice that the download is over, and to tidy up."""
 _AT_ONCE = 4
 _SPARE_BYTES = 1 << 28
-"""Disk space to leave free for whatever else is written meanwhile."""
+"""Disk space to leave free for other writers."""
 
 
 def download(
@@ -64,9 +64,9 @@ def download(
     with_weights: bool = True,
     with_tokenizer: bool = True,
 ) -> Path:
-    """Fetch what is not in the cache yet; returns the snapshot's folder, or the GGUF file in it.
+    """Fetch files that are not in the cache yet; return the snapshot's folder, or the GGUF file in it.
 
-    Of a GGUF file nothing is known before it is there. `name` may end with the choice of one, ":Q4_K_M".
+    A GGUF file can be checked only once it is there. `name` may end with the choice of a file, such as ":Q4_K_M".
 
     Raises:
         ConfigError: it cannot be downloaded or served, or the disk is too small; one sentence.
@@ -75,7 +75,7 @@ def download(
     name, _, choice = name.partition(":")
     shown = f"{name}@{revision}" if revision else name
     with _explained(shown, endpoint), _quiet_library():
-        from huggingface_hub import HfApi  # here alone: it takes half a second to import
+        from huggingface_hub import HfApi  # imported here only: it takes half a second
 
         hub = HfApi(endpoint=endpoint, library_name="penstock")
         info = _within(
@@ -108,7 +108,7 @@ def download(
 
 
 class _Repository:
-    """One commit of a repository, and where it goes."""
+    """One commit of a repository, and its place in the cache."""
 
     def __init__(self, name: str, shown: str, commit: str, cache: Path, endpoint: str, folder: Path) -> None:
         self._shown = shown
@@ -116,7 +116,7 @@ class _Repository:
         self._where: dict[str, Any] = {"repo_id": name, "revision": commit, "cache_dir": cache, "endpoint": endpoint}
 
     def fetch(self, sizes: dict[str, int]) -> None:
-        """Fetch the files of these names that are not there yet; sizes in bytes."""
+        """Fetch those of the named files that are not there yet; sizes in bytes."""
         absent = {file: size for file, size in sizes.items() if not (self._folder / file).is_file()}
         if not absent:
             return
@@ -128,7 +128,7 @@ class _Repository:
         with _Progress(self._shown, needed) as progress:
             fetched = [pool.submit(self._fetch_file, file, progress) for file in absent]
             try:
-                for future in as_completed(fetched):  # the first that fails ends them all
+                for future in as_completed(fetched):  # the first failure ends all
                     future.result()
             except BaseException:
                 progress.is_stopped = True
@@ -144,13 +144,13 @@ class _Repository:
 
 
 class _Progress:
-    """Shows how much has been downloaded: a bar on a terminal, a log line every few seconds elsewhere."""
+    """Shows the progress of the download: a bar on a terminal, otherwise a log line every few seconds."""
 
     def __init__(self, shown: str, num_bytes: int) -> None:
         self._shown, self._num_bytes = shown, num_bytes
         self._num_come = 0
         self._lock = threading.Lock()
-        self._context = copy_context()  # what each log line of this thread says
+        self._context = copy_context()  # the fields of this thread's log lines
         self._stack = ExitStack()
         self._advance: Callable[[float], None] = self._log
         self._logged = self._began = time.monotonic()
@@ -191,7 +191,7 @@ class _Progress:
             self._advance(count)
 
     def bar(self) -> Any:
-        """A class that the library uses as tqdm: it makes one for each file, and updates it with bytes received."""
+        """A class that the library uses as tqdm: one instance per file, updated with received bytes."""
         add = self._add
 
         class Bar:
@@ -210,7 +210,7 @@ class _Progress:
                 add(count or 0)
 
             def update_transfer(self, count: float | None = 1) -> None:
-                """Bytes on the network, where they are not those of the file."""
+                """Ignore bytes on the network if they differ from the file's."""
 
             def __getattr__(self, name: str) -> Callable[..., None]:
                 return lambda *_, **__: None
@@ -220,7 +220,7 @@ class _Progress:
 
 @contextmanager
 def _explained(shown: str, endpoint: str) -> Iterator[None]:
-    """Say in one sentence what went wrong, and what to do."""
+    """Turn errors into one sentence that says what went wrong, and what to do."""
     name, _, revision = shown.partition("@")
     elsewhere = (
         f"`hf download {name}{f' --revision {revision}' if revision else ''}` does it elsewhere, "
@@ -235,7 +235,7 @@ def _explained(shown: str, endpoint: str) -> Iterator[None]:
         raise ConfigError(
             f"{shown} is not (fully) on this machine, and huggingface_hub is not installed; {elsewhere}"
         ) from None
-    except Exception as error:  # the library's classes, its transport's (which differ by version) and the system's
+    except Exception as error:  # of the library, its transport (which differs by version) and the system
         raise ConfigError(f"{_reason(error, shown, endpoint)}; {elsewhere}") from None
 
 
@@ -266,7 +266,7 @@ def _reason(error: Exception, shown: str, endpoint: str) -> str:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Hide its warnings: errors are reported from here, in one sentence."""
+    """Hide the library's warnings: this module reports errors in one sentence."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -301,7 +301,7 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 
 
 def _remember(ref: Path, commit: str) -> None:
-    """Let a branch or tag mean this commit in the cache."""
+    """Record in the cache that a branch or tag means this commit."""
     if ref.name == commit:
         return
     with suppress(OSError):  # the next start asks the hub again

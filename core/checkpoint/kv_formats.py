@@ -1,4 +1,4 @@
-"""In which format keys and values are kept, by what was asked for and what the model allows."""
+"""The format of keys and values, from the option and what the model allows."""
 
 from typing import Literal
 
@@ -10,10 +10,10 @@ KVFormatName = Literal["fp8_e4m3", "fp8_e5m2", "int8", "int4"]
 
 
 def kv_format_of(wanted: KVCacheDType, model: ModelConfig) -> KVFormatName | None:
-    """The format of a model's pages; None if they have the type of activations.
+    """Return the format of a model's pages; None if they have the dtype of activations.
 
     Raises:
-        ConfigError: this model's cannot have the one that is wanted.
+        ConfigError: this model's pages cannot have the wanted format.
     """
     why = _cannot_be_quantized(model)
     if wanted == "auto":

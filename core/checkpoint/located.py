@@ -1,8 +1,8 @@
-"""What MODEL means: a path, or the name of a checkpoint of the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION.
+"""Resolves MODEL: a path, or the name of a checkpoint on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION.
 
-ORG/NAME:Q4_K_M is one of several GGUF files.
+ORG/NAME:Q4_K_M chooses one of several GGUF files.
 
-A name is looked up in the local cache of the hub, and downloaded into it if it is not there, or not all of it.
+A name is looked up in the hub's local cache, and what is missing there is downloaded.
 
     CACHE/models--org--name/refs/main              names the snapshot
     CACHE/models--org--name/snapshots/<revision>/  is the checkpoint folder
@@ -29,7 +29,7 @@ _HUB_NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<choice>[\w.-]+))?(@(?P<revision>[\w.-]+(/[\w.-]+)*))?"
 )
 _LEAST_DIGITS = 7  # of a commit
-_ON = {"1", "on", "yes", "true"}  # as the library reads its variables
+_ON = {"1", "on", "yes", "true"}  # values that the library takes as true
 
 
 def located(
@@ -40,10 +40,11 @@ def located(
     with_tokenizer: bool = True,
     before_download: Callable[[], None] = lambda: None,
 ) -> Config:
-    """Replace MODEL by the path that it means, and serve it under the name that was given. So with a draft model.
+    """Replace MODEL, and a draft model, by the path that it means; it is served under the name that was given.
 
-    Done once, before any process starts: all must read the same files, whatever is downloaded in the meantime. Only
-    what is needed is downloaded, with progress on a terminal or in the log, which `before_download` may set up.
+    Done once, before any process starts, because all processes must read the same files, whatever is downloaded
+    meanwhile. Only needed files are downloaded, with progress on a terminal or in the log, which `before_download` may
+    set up.
 
     Raises:
         ConfigError: there is no such checkpoint, or it cannot be downloaded; the message says what to do.
@@ -96,7 +97,7 @@ def _with_located_drafter(config: Config, find: Callable[[Config], Config]) -> C
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads from the hub are kept; reads the same variables as the `hf` command."""
+    """Return the hub's local cache, from the same variables that the `hf` command reads."""
     for name, rest in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if environment.get(name):
             return Path(environment[name]).expanduser() / rest
@@ -105,12 +106,12 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_local(given: str, environment: Mapping[str, str] = os.environ) -> tuple[Path | None, str, str]:
-    """Return the path (None: not on this machine), the name to serve it under if that is not the path, the revision.
+    """Return the path (None: not on this machine), the name to serve it under unless that is the path, the revision.
 
-    The name has the choice of a file, if one was given.
+    The name includes the choice of a file, if one was given.
 
     Raises:
-        ConfigError: it is neither a path nor a valid name; or which snapshot is meant is ambiguous.
+        ConfigError: it is neither a path nor a valid name, or several snapshots match.
     """
     path = Path(given).expanduser()
     if _is_folder(path) and _is_there(path / "snapshots") and not _is_there(path / "config.json"):
@@ -133,12 +134,12 @@ def find_local(given: str, environment: Mapping[str, str] = os.environ) -> tuple
 
 
 def hub_name(cached: Path) -> str:
-    """ORG/NAME of a folder of the cache."""
+    """Return ORG/NAME of a folder in the cache."""
     return cached.name.removeprefix("models--").replace("--", "/")
 
 
 def _of_choice(folder: Path | None, name: str, choice: str) -> Path | None:
-    """The file of a snapshot that is meant, if it holds GGUF files; None if the chosen one is not among them."""
+    """Return the chosen file of a snapshot with GGUF files, else the folder; None if the chosen file is missing."""
     if folder is None:
         return None
     names = [path.name for path in folder.iterdir()]
@@ -151,7 +152,7 @@ def _of_choice(folder: Path | None, name: str, choice: str) -> Path | None:
 
 
 def _lacks(folder: Path, with_weights: bool, with_tokenizer: bool) -> str:
-    """What an unfinished download left out; empty if nothing. Other faults are not looked for."""
+    """Return what an unfinished download lacks; empty if nothing. Other faults are not checked."""
     checkpoint = HuggingFaceFolder(folder)
     try:
         if folder.suffix == ".gguf":
@@ -187,14 +188,14 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether this file or folder exists; false if the name is invalid (too long, or with a zero byte)."""
+    """Return whether the file or folder exists; False for invalid names (too long, or with a zero byte)."""
     with suppress(OSError, ValueError):
         return path.exists()
     return False
 
 
 def _of_revision(cached: Path, revision: str) -> Path | None:
-    """The snapshot that a branch, a tag or a commit means, if it is in the cache."""
+    """Return the snapshot of a branch, tag or commit, if it is in the cache."""
     with suppress(OSError, UnicodeDecodeError):
         commit = (cached / "refs" / revision).read_text().strip()
         if commit and "/" not in commit and (cached / "snapshots" / commit).is_dir():
@@ -204,7 +205,7 @@ def _of_revision(cached: Path, revision: str) -> Path | None:
 
 
 def _snapshot(cached: Path) -> Path:
-    """The checkpoint folder within a model's folder of the cache.
+    """Return the checkpoint folder in a model's folder of the cache.
 
     Raises:
         ConfigError: there is none, or it is ambiguous.

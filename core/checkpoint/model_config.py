@@ -1,4 +1,4 @@
-"""What the engine must know about any model, whatever its family; the families' own configurations extend it."""
+"""What the engine must know about every model; the families' own configurations extend it."""
 
 from typing import NamedTuple
 
@@ -13,36 +13,36 @@ class KVShape(NamedTuple):
 
     num_heads: int
     key_dim: int
-    value_dim: int  # 0: values are the first part of the keys
+    value_dim: int  # 0: values are the first numbers of the keys
     window: int | None  # position p needs those in (p - window, p]; None: all before it
 
 
 class PromptClasses(NamedTuple):
-    """Positions mean the same in all prompts up to a length. Longer ones share no pages with those."""
+    """Prompts up to a length interpret positions alike. Longer ones share no pages with them."""
 
     up_to: int
-    each_length: bool  # longer ones share pages only with those of the same length
+    each_length: bool  # whether longer prompts share pages only with prompts of their own length
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of config.json that matter outside the model's own code."""
+    """The fields of config.json that matter outside the model's own code."""
 
     architecture: str
     vocab_size: int
-    max_model_len: int  # as far as positions allow
+    max_model_len: int  # the limit of its positions
     checkpoint_dtype: str  # torch's name, such as "bfloat16"
-    text_part_of: str = ""  # the architecture of the whole model, which takes images or sound, too
+    text_part_of: str = ""  # the architecture of the whole model, if that also takes images or sound
     quantization: Quantization | None = None  # of the weights; None: they are floats
-    kv_scales: KVScaleType | None = None  # the type of KV for which the checkpoint brings scales
+    kv_scales: KVScaleType | None = None  # the type of KV for which the checkpoint has scales
 
     @property
     def kv(self) -> tuple[KVShape, ...]:
-        """What each layer keeps."""
+        """What each layer keeps of a position."""
         raise NotImplementedError
 
     @property
     def state_bytes(self) -> int:
-        """Of what layers keep of a row whatever its length, all together."""
+        """Bytes of all layers' states of a row, whatever its length."""
         return 0
 
     @property
@@ -51,12 +51,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer."""
+        """The window of each layer."""
         return tuple(shape.window for shape in self.kv)
 
     @property
     def prompt_classes(self) -> PromptClasses | None:
-        """Which prompts have pages that others cannot share, if there are such."""
+        """Which prompts have pages that others cannot share; None if all can."""
         return None
 
     @property

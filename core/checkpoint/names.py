@@ -1,4 +1,4 @@
-"""What checkpoints call the weights of a decoder."""
+"""The names of a decoder's weights in checkpoints."""
 
 from typing import Literal, Self
 
@@ -6,16 +6,16 @@ import msgspec
 from msgspec.structs import replace
 
 ExpertLayout = Literal["apart", "joined", "turned"]
-"""Tensors of each expert; tensors of all experts, [experts, outputs, inputs]; or such ones with inputs first."""
+"""A tensor per expert; a tensor of all experts, [experts, outputs, inputs]; or the same with inputs first."""
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint calls its weights; the defaults are Llama's names, which most others adopted.
+    """A checkpoint's names of its weights; the defaults are Llama's names, which most others adopted.
 
-    `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
-    the expert's number, or without one if a tensor always holds all of them (likewise `q_norm` and `k_norm`, if each
-    head has a norm of its own). ".weight" and ".bias" are appended, but not to
-    `sinks`, `correction`, `a_log`, `dt_bias`, `skip`, scales and tensors of all experts.
+    `layer` has a place for the layer's number, and is followed by the names of the layer's parts. Names of experts have
+    a place for the expert's number, unless one tensor always holds all experts (likewise `q_norm` and `k_norm`, if each
+    head has its own norm). ".weight" and ".bias" are appended, except to `sinks`, `correction`, `a_log`, `dt_bias`,
+    `skip`, scales and tensors of all experts.
     """
 
     embedding: str = "model.embed_tokens"
@@ -28,21 +28,21 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     mlp_norm: str = "post_attention_layernorm"
     post_mlp_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # one: a fused projection
-    qkv_by_head: bool = False  # the fused one has each head's q, k and v next to each other
+    qkv_by_head: bool = False  # the fused projection has each head's q, k and v next to each other
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
-    q: str = "self_attn.q_proj"  # of latent attention; so are the next ones
+    q: str = "self_attn.q_proj"  # this and the next ones: of latent attention
     q_a: str = "self_attn.q_a_proj"
     q_a_norm: str = "self_attn.q_a_layernorm"
     q_b: str = "self_attn.q_b_proj"
     kv_a: str = "self_attn.kv_a_proj_with_mqa"
     kv_a_norm: str = "self_attn.kv_a_layernorm"
     kv_b: str = "self_attn.kv_b_proj"
-    k_b: str = ""  # its parts, if they are stored apart: for each head to the key, transposed, and to the value
+    k_b: str = ""  # kv_b's parts, if stored apart: for each head to the key, transposed, and to the value
     v_b: str = ""
-    recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # of mixers with a state; so are the next ones
+    recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # this and the next ones: of mixers with a state
     recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a
     recurrent_conv: str = "mamba.conv1d"
     recurrent_norm: str = "mamba.norm"
@@ -57,13 +57,13 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     correction_is_row: bool = False  # it is stored as [1, experts]
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
-    experts: ExpertLayout = "apart"  # as published; what counts is in which layout a checkpoint has them
+    experts: ExpertLayout = "apart"  # as published; a checkpoint's own layout takes precedence
     experts_alternate: bool = False  # in tensors of all experts, gates and ups alternate
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     is_transposed: bool = False  # matrices of layers are stored as [in, out]
-    beside_norm: str = ""  # of experts beside an MLP; so are the next ones
+    beside_norm: str = ""  # this and the next ones: of experts beside an MLP
     beside_post: str = ""
     beside_mlp_post: str = ""
     router_scale: str = "router.scale"
@@ -78,12 +78,12 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     entry_projection: str = "fc"  # of heads that guess tokens
     entry_embedding_norm: str = ""
     entry_given_norm: str = ""
-    unused: tuple[str, ...] = ()  # beginnings of the names of what is not computed
-    unused_layers: int = 0  # stored after the last one: they predict more tokens at once, and are not computed
+    unused: tuple[str, ...] = ()  # beginnings of the names of unused tensors
+    unused_layers: int = 0  # stored after the last layer: they predict several tokens, and are not computed
 
     @property
     def of_experts(self) -> tuple[tuple[str, ...], str]:
-        """Gates and ups, and what comes after them, in the experts' layout."""
+        """The names of gates and ups, and of downs, in the experts' layout."""
         if self.experts == "apart" or "{}" not in self.expert_down:
             return self.expert_gate_up, self.expert_down
         gate_up = "gate_up_proj" if len(self.expert_gate_up) > 1 else "up_proj"
@@ -91,17 +91,17 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start_of_experts(self) -> str:
-        """What the names of all experts begin with, in every layout; the number follows, or the part."""
+        """The common beginning of all experts' names in every layout; the number or the part follows."""
         return self.expert_down.partition("{}")[0]
 
     @property
     def first_down(self) -> str:
-        """The whole name of the last matrix of the first expert, or of all."""
+        """The full name of the down matrix of the first expert, or of all experts."""
         down = self.of_experts[1]
         return f"{down.format(0)}.weight" if "{}" in down else down
 
     def plain(self, *, splits_kv_b: bool = False) -> Self:
-        """The names where matrices are not stored transposed, and each expert, each gate and each up by itself."""
+        """Return the names for untransposed matrices, with each expert, gate and up stored by itself."""
         usual = Names()
         are_apart = "{}" in self.expert_down
         return replace(

@@ -1,6 +1,6 @@
-"""Mixers that keep a state of a row instead of something of each position.
+"""Mixers that keep a state of a row instead of data for each position.
 
-What a state is made of does not grow with the row: the last inputs of a short convolution, and a matrix for each head.
+A state does not grow with the row: it has the last inputs of a short convolution, and a matrix for each head.
 """
 
 import math
@@ -10,7 +10,7 @@ import msgspec
 
 
 class StateTensor(NamedTuple):
-    """A part of what a layer keeps of a row, in fp32."""
+    """A part of a layer's state of a row, in fp32."""
 
     name: str
     shape: tuple[int, ...]
@@ -24,9 +24,9 @@ StateShape = tuple[StateTensor, ...]
 
 
 class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
-    """Mamba 2 (Dao and Gu, 2024). Of a token come z, x, B, C and dt; x, B and C go through a short convolution.
+    """Mamba 2 (Dao and Gu, 2024). A token gives z, x, B, C and dt; x, B and C go through a short convolution.
 
-    With a = exp(-exp(A_log) * dt), of each head: state = a * state + B (dt * x)^T, and y = state^T C + D x. The output
+    With a = exp(-exp(A_log) * dt), for each head: state = a * state + B (dt * x)^T, and y = state^T C + D x. The output
     is out(norm(y * silu(z))).
     """
 
@@ -38,7 +38,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     conv_bias: bool = True
     has_bias: bool = False  # of both projections
     norm_eps: float | None = None  # None: y * silu(z) is not normed
-    norm_groups: int = 1  # of the numbers that are normed together
+    norm_groups: int = 1  # groups of numbers that are normed together
     norm_precedes_gate: bool = False  # norm(y) * silu(z)
     min_dt: float = 0.0
     max_dt: float | None = None
@@ -46,17 +46,17 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inner(self) -> int:
-        """Numbers of x, over all heads."""
+        """Size of x, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_channels(self) -> int:
-        """Of x, B and C."""
+        """Channels of x, B and C."""
         return self.inner + 2 * self.num_groups * self.state_size
 
     @property
     def num_projected(self) -> int:
-        """Numbers that the first projection makes of a token."""
+        """Outputs of the first projection per token."""
         return self.inner + self.conv_channels + self.num_heads
 
     @property
@@ -76,32 +76,32 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
 class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Gated DeltaNet (Yang et al., 2024). q, k and v go through a short convolution; q and k get unit length.
 
-    With g = exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b), of each value head:
+    With g = exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b), for each value head:
     state = g * state; state += k (beta * (v - state^T k))^T, and y = state^T q / sqrt(key_dim). The output is
-    out(norm(y) * silu(z)), the norm by head.
+    out(norm(y) * silu(z)), normed by head.
     """
 
     num_key_heads: int
-    num_value_heads: int  # each key head serves as many neighbours
+    num_value_heads: int  # each key head serves equally many neighbouring ones
     key_dim: int  # of a head
     value_dim: int
     conv_width: int
     norm_eps: float
-    is_grouped: bool = False  # stored with each key head's q, k, v and z next to each other; so are b and a
+    is_grouped: bool = False  # each key head's q, k, v and z are stored next to each other; so are b and a
 
     @property
     def key_size(self) -> int:
-        """Numbers of k, over all heads."""
+        """Size of k, over all heads."""
         return self.num_key_heads * self.key_dim
 
     @property
     def value_size(self) -> int:
-        """Numbers of v, over all heads."""
+        """Size of v, over all heads."""
         return self.num_value_heads * self.value_dim
 
     @property
     def conv_channels(self) -> int:
-        """Of q, k and v."""
+        """Channels of q, k and v."""
         return 2 * self.key_size + self.value_size
 
     @property
@@ -119,9 +119,9 @@ class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
-    """A gated convolution over the last positions (LFM 2, 2025): of a token come B, C and x; out(C * conv(B * x))."""
+    """A gated convolution over the last positions (LFM 2, 2025): a token gives B, C and x; out(C * conv(B * x))."""
 
-    size: int  # of each of them
+    size: int  # of each of B, C and x
     conv_width: int
     has_bias: bool = False  # of the projections and of the convolution
 

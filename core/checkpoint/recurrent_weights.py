@@ -1,4 +1,4 @@
-"""Where the weights of mixers with a state are in a checkpoint."""
+"""Where a checkpoint has the weights of mixers with a state."""
 
 from functools import cache
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from penstock.core.checkpoint.weight_sources import LinearSource, NormSource, So
 
 
 class RecurrentSources(NamedTuple):
-    """The weights of any of them; None for what it does not have."""
+    """The weights of any such mixer; None for those that it lacks."""
 
     projection: LinearSource
     gates: LinearSource | None  # of the delta rule: to b, then a
@@ -24,7 +24,7 @@ class RecurrentSources(NamedTuple):
 
 
 def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) -> RecurrentSources:
-    """Where each weight is."""
+    """Return where each weight is."""
     conv_name, out = f"{prefix}{names.recurrent_conv}", (prefix + names.recurrent_out,)
     of_token, of_gates = prefixed(prefix, names.recurrent_in), prefixed(prefix, names.recurrent_gates)
     sizes: tuple[int, ...]
@@ -63,7 +63,7 @@ def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) 
 
 @cache
 def _projection_order(mixer: GatedDelta) -> tuple[int, ...] | None:
-    """The order that puts all of q before k, v and z, if each key head has its parts of them next to each other."""
+    """Return the order that puts all of q before k, v and z, if each key head's parts are next to each other."""
     if not mixer.is_grouped:
         return None
     of_values = mixer.value_size // mixer.num_key_heads
@@ -78,7 +78,7 @@ def _gates_order(mixer: GatedDelta) -> tuple[int, ...] | None:
 
 
 def _apart(sizes: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
-    """Each group has parts of these sizes; the order that puts the first parts of all groups before the second ones."""
+    """Return the order that puts the first parts of all groups before the second ones; `sizes`: of a group's parts."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(
         group * sum(sizes) + start + i

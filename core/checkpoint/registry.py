@@ -1,4 +1,4 @@
-"""Which checkpoint a configuration means, and its form."""
+"""Finds the checkpoint that a configuration means, and its form."""
 
 import importlib.util
 from collections.abc import Callable
@@ -16,20 +16,20 @@ def _gguf(path: Path) -> Checkpoint | None:
         return None
     from penstock.core.checkpoint.gguf.checkpoint import (
         GGUFCheckpoint,
-    )  # it knows all families: few processes need that
+    )  # imported here because it imports all families, which few processes need
 
     return GGUFCheckpoint(path, file)
 
 
 FORMS: list[Callable[[Path], Checkpoint | None]] = [_gguf, HuggingFaceFolder.at]
-"""Each checks a path, and returns a checkpoint if there is one of its form. They are tried in this order."""
+"""Each returns a checkpoint if there is one of its form at a path. They are tried in this order."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open the checkpoint at `path`, without reading anything of it yet.
 
     Raises:
-        ConfigError: there is nothing that can be read.
+        ConfigError: there is no readable checkpoint.
     """
     found = next((found for form in FORMS if (found := form(path)) is not None), None)
     if found is not None:
@@ -47,12 +47,12 @@ def open_model(config: Config) -> Checkpoint:
 
 
 def model_path(config: Config) -> Path:
-    """Return its path."""
+    """Return the path of the configured checkpoint, or of the demo model's."""
     return Path(config.model.model) if config.model.model else demo_path("model")
 
 
 def demo_path(name: str) -> Path:
-    """A folder of the demo model's: "model", or "head", which guesses for it."""
+    """Return a folder of the demo model: "model", or "head", which guesses tokens for it."""
     spec = importlib.util.find_spec("penstock.demo")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the bundled demo model is not installed; name a checkpoint folder")
@@ -60,7 +60,7 @@ def demo_path(name: str) -> Path:
 
 
 def served_model_names(config: Config) -> tuple[str, ...]:
-    """The names that the API answers to; the first one is reported."""
+    """Return the model names that the API accepts; the first one is reported."""
     if config.model.served_model_name:
         return config.model.served_model_name
     if not config.model.model:

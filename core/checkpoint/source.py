@@ -1,7 +1,7 @@
-"""What every process may need from a checkpoint, whatever its form.
+"""The interface of checkpoints of every form, for all processes.
 
-A form is one class in one file (`folder.py`), found in one registry (`registry.py`). Nothing here needs torch: a tensor
-is a shape, the name of its dtype, and bytes.
+Each form is a class in its own file (`folder.py`), listed in `registry.py`. Nothing here needs torch: a tensor is a
+shape, the name of its dtype, and bytes.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ class LoadError(ConfigError):
 
 
 class Incomplete(LoadError):
-    """Files are missing that a download would bring."""
+    """Files are missing that a download would provide."""
 
 
 class StoredTensor(NamedTuple):
@@ -30,9 +30,9 @@ class StoredTensor(NamedTuple):
     dtype: str  # safetensors' name, such as "BF16"
     num_bytes: int
     read: Callable[[], memoryview]
-    """Returns the elements, row by row, little-endian: if possible, a view of the file's own memory."""
+    """Returns the elements, row by row, little-endian; if possible, as a view of the mapped file."""
     read_rows: Callable[[int, int], memoryview] | None = None
-    """Where `read` has to make them: returns only those from a row up to another."""
+    """Returns only the rows from one up to another; set if `read` has to compute the elements."""
 
     @property
     def num_elements(self) -> int:
@@ -41,9 +41,9 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint(Protocol):
-    """One model. Objects use the names of Hugging Face's files, and are empty if the checkpoint has no such file.
+    """One model. Members use the terms of Hugging Face's files, and are empty if the checkpoint has no such file.
 
-    Every member raises a ConfigError of one clear sentence if what it reads is missing or damaged.
+    Every member raises a ConfigError with one clear sentence if what it reads is missing or damaged.
     """
 
     @property
@@ -68,26 +68,26 @@ class Checkpoint(Protocol):
 
     @property
     def processor_config(self) -> Mapping[str, Any]:
-        """How images become pixel values, and what stands for them in a text: processor_config.json.
+        """How images become pixel values, and their placeholders in a text: processor_config.json.
 
-        What preprocessor_config.json says is in its `image_processor`. Empty: the model takes no images.
+        Its `image_processor` has the contents of preprocessor_config.json. Empty: the model takes no images.
         """
         ...
 
     def tokenizer(self) -> bytes:
-        """What the `tokenizers` library reads: tokenizer.json."""
+        """tokenizer.json, for the `tokenizers` library."""
         ...
 
     def chat_template(self) -> str | None:
-        """The Jinja source; None if the model is not for chats."""
+        """The template's Jinja source; None if the model is not for chats."""
         ...
 
     def embedding_modules(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """Name and settings of each module of sentence-transformers: modules.json. Empty: it is not for embeddings."""
+        """Name and settings of each sentence-transformers module: modules.json. Empty: not an embedding model."""
         ...
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """All tensors, by their names in `transformers`. Reads only headers.
+        """Return all tensors, by their names in `transformers`. Reads only headers.
 
         Raises:
             LoadError: there are none, or they cannot be read.
@@ -96,12 +96,12 @@ class Checkpoint(Protocol):
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """16 hex digits that identify the checkpoint's architecture; peers compare them in their hello."""
+    """Return 16 hex digits that identify the checkpoint's architecture; peers compare them in their hello."""
     return hashlib.sha256(msgspec.json.encode(checkpoint.config, order="sorted")).hexdigest()[:16]
 
 
 def eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The ids that end a sequence: those of the generation defaults, else the model's.
+    """Return the ids that end a sequence: those of the generation defaults, else the model's.
 
     Raises:
         ConfigError: they are not token ids.

@@ -1,4 +1,4 @@
-"""What layers that keep a state of each row mean for sizes, and what does not work with them."""
+"""Sizes and unsupported options of models with layers that keep a state of each row."""
 
 from collections.abc import Iterator
 
@@ -11,23 +11,23 @@ _MANY_PAGES = 1 << 19
 
 
 def num_snapshots(config: Config, state_bytes: int, num_pages: int) -> int:
-    """How many snapshots `--state-snapshots-gib` has room for, each of which belongs to a page; 0 without states."""
+    """Return how many snapshots fit in `--state-snapshots-gib`; each belongs to a page. 0 without states."""
     if not state_bytes or not config.scheduler.enable_prefix_caching:
         return 0
     return min(int(config.worker.state_snapshots_gib * _GIB) // state_bytes, num_pages)
 
 
 def num_empty_pages(config: Config, max_model_len: int) -> int:
-    """How many pages a pool has if they hold nothing, as no layer has keys: they still cost the scheduler some bytes.
+    """Return the size of a pool of empty pages, if no layer has keys: pages still cost the scheduler some bytes.
 
-    As many as all rows can use and as many again, up to a limit that long rows may exceed.
+    It is twice as many as all rows can use, up to a limit that long rows may exceed.
     """
     most = -(-max_model_len // config.scheduler.page_size)
     return max(most, min(2 * config.scheduler.max_num_seqs * most, _MANY_PAGES))
 
 
 def check_states(model: ModelConfig, config: Config) -> None:
-    """Refuse options that pages of keys and values alone would allow.
+    """Refuse options that need a model without states.
 
     Raises:
         ConfigError: with the option, and the reason.

@@ -1,4 +1,4 @@
-"""What a weight is made of: tensors of a checkpoint, or parts of them."""
+"""The sources of weights: tensors of a checkpoint, or parts of them."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ Ranges = tuple[Range, ...]
 
 
 class Cut(NamedTuple):
-    """Which part of a tensor is read, for each kind of axis; None: all."""
+    """The part of a tensor that is read, for each kind of axis; None: all."""
 
-    items: Ranges | None = None  # experts, or heads with norms of their own, if one tensor holds all of them
+    items: Ranges | None = None  # experts, or heads with their own norms, if one tensor holds all of them
     outputs: Ranges | None = None
     inputs: Ranges | None = None
 
@@ -27,8 +27,8 @@ class Source(NamedTuple):
     is_transposed: bool = False  # the last two axes must be swapped
     order: tuple[int, ...] | None = None  # output i of the weight is output order[i] of the stack
     axis: int = 0  # of the outputs
-    num_stacked: int = 0  # experts, each with equally many of the tensors: they get an axis of their own, the first
-    cuts: tuple[Cut, ...] = ()  # what is read of each tensor; empty: all of all
+    num_stacked: int = 0  # experts with equally many tensors each; they become the first axis
+    cuts: tuple[Cut, ...] = ()  # the part read of each tensor; empty: everything
 
     @property
     def has_items(self) -> bool:
@@ -36,11 +36,11 @@ class Source(NamedTuple):
         return self.axis == 1 and not self.num_stacked
 
     def cut(self, i: int) -> Cut:
-        """What is read of tensor `i`."""
+        """Return the part that is read of tensor `i`."""
         return self.cuts[i] if self.cuts else WHOLE
 
     def stored_ranges(self, i: int) -> tuple[Ranges | None, ...]:
-        """What is read of tensor `i`, for each of its axes as it is stored."""
+        """Return the ranges that are read of tensor `i`, for each stored axis."""
         cut, num_axes = self.cut(i), len(self.shapes[i])
         ranges: list[Ranges | None] = [cut.items] if self.has_items else []
         of_matrix = [cut.inputs, cut.outputs] if self.is_transposed else [cut.outputs, cut.inputs]
@@ -48,17 +48,17 @@ class Source(NamedTuple):
         return (*ranges, *(None,) * (num_axes - len(ranges)))
 
     def part_shape(self, i: int) -> Shape:
-        """The shape of what is read of tensor `i`, as it is stored."""
+        """Return the stored shape of the part that is read of tensor `i`."""
         pairs = zip(self.shapes[i], self.stored_ranges(i), strict=True)
         return tuple(size if ranges is None else sum(end - begin for begin, end in ranges) for size, ranges in pairs)
 
     def num_outputs(self, i: int) -> int:
-        """Of tensor `i`, all of them."""
+        """Return the number of outputs of the whole tensor `i`."""
         return self.shapes[i][-1 if self.is_transposed else int(self.has_items)]
 
 
 class LinearSource(NamedTuple):
-    """A matrix [out, in], for experts [experts, out, in]."""
+    """A matrix [out, in], or [experts, out, in] for experts."""
 
     weight: Source
     bias: Source | None = None
@@ -80,7 +80,7 @@ def linear(
     is_transposed: bool = False,
     order: tuple[int, ...] | None = None,
 ) -> LinearSource:
-    """The parts of these sizes, each stored by itself, or all in one tensor."""
+    """Return a matrix of parts of these sizes, each stored by itself, or all in one tensor."""
     if len(names) == 1:
         sizes = (sum(sizes),)
     weights = tuple((num_inputs, size) if is_transposed else (size, num_inputs) for size in sizes)
@@ -90,12 +90,12 @@ def linear(
 
 
 def vector(name: str, *shape: int, order: tuple[int, ...] | None = None) -> Source:
-    """A tensor of this shape, which has a ".weight"."""
+    """Return a tensor of this shape, whose name ends with ".weight"."""
     return Source((f"{name}.weight",), (shape,), order=order)
 
 
 def norm_of(norm: Norm | None, name: str, size: int, order: tuple[int, ...] | None = None) -> NormSource | None:
-    """A norm over so many numbers."""
+    """Return a norm over `size` numbers."""
     if norm is None:
         return None
     weight = vector(name, size, order=order) if norm.has_weight else None
@@ -103,5 +103,5 @@ def norm_of(norm: Norm | None, name: str, size: int, order: tuple[int, ...] | No
 
 
 def prefixed(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a layer's parts."""
+    """Return the full names of a layer's parts."""
     return tuple(prefix + name for name in names)

@@ -1,7 +1,7 @@
 """Where a described decoder's weights are in its checkpoint.
 
-From a description, and what checkpoints call its weights (`Names`), follows every tensor, with its shape, and what must
-be done to it (`Source`). The same is used to check a checkpoint and to read it.
+A description and the checkpoint's names (`Names`) determine every tensor, its shape, and how it is transformed
+(`Source`). Checks and loading both use this.
 """
 
 from collections.abc import Iterator
@@ -51,12 +51,12 @@ class AttentionSources(NamedTuple):
 
 
 class LatentSources(NamedTuple):
-    q_a: LinearSource | None  # to the latent of queries; None: `q` multiplies hidden states
+    q_a: LinearSource | None  # to the queries' latent; None: `q` multiplies hidden states
     q_a_norm: NormSource | None
     q: LinearSource
-    kv_a: LinearSource  # to the latent, then the key that is rotated
+    kv_a: LinearSource  # to the latent, then to the rotated key
     kv_a_norm: NormSource
-    kv_b: tuple[Source, ...]  # from the latent, for each head to its key, then its value; or two: see `Names.k_b`
+    kv_b: tuple[Source, ...]  # from the latent to each head's key, then its value; or two sources: see `Names.k_b`
     o: LinearSource
 
 
@@ -67,7 +67,7 @@ class MLPSources(NamedTuple):
 
 class ExpertsSources(NamedTuple):
     router: LinearSource
-    router_scale: Source | None  # of its inputs
+    router_scale: Source | None  # of the router's inputs
     correction: Source | None
     expert_scales: Source | None
     gate_up: LinearSource
@@ -92,7 +92,7 @@ class LayerInputSources(NamedTuple):
 class LayerSources(NamedTuple):
     mixer_norm: NormSource | None
     mixer: AttentionSources | LatentSources | None
-    recurrent: RecurrentSources | None  # in place of it, or beside it
+    recurrent: RecurrentSources | None  # instead of attention, or beside it
     post_mixer_norm: NormSource | None
     mlp_norm: NormSource | None
     mlp: MLPSources | ExpertsSources | None
@@ -125,7 +125,7 @@ class DecoderSources(NamedTuple):
 
 
 def decoder_sources(decoder: Decoder) -> DecoderSources:
-    """Where each weight is."""
+    """Return where each weight is."""
     hidden, names, places = decoder.hidden_size, decoder.names, decoder.positions
     return DecoderSources(
         embedding=vector(names.embedding, decoder.vocab_size, hidden) if decoder.has_embedding else None,
@@ -159,29 +159,29 @@ def _head(decoder: Decoder) -> LinearSource | None:
 
 
 def decoder_tensors(decoder: Decoder) -> dict[str, Shape]:
-    """Every tensor that the checkpoint must have, with its shape."""
+    """Return every tensor that the checkpoint must have, with its shape."""
     return stored_tensors(decoder_sources(decoder))
 
 
 def stored_tensors(sources: object) -> dict[str, Shape]:
-    """The tensors of these sources, with their whole shapes."""
+    """Return the tensors of these sources, with their full shapes."""
     return {
         name: shape for source in all_sources(sources) for name, shape in zip(source.names, source.shapes, strict=True)
     }
 
 
 def decoder_matrices(decoder: Decoder) -> dict[str, Shape]:
-    """Those of the tensors that are matrices, with shapes [..., outputs, inputs], however they are stored."""
+    """Return the tensors that are matrices, with shapes [..., outputs, inputs], however they are stored."""
     return {
         name: (*shape[:-2], *shape[:-3:-1]) if source.is_transposed else shape
         for source in all_sources(decoder_sources(decoder))
         for name, shape in zip(source.names, source.shapes, strict=True)
-        if len(shape) > 1 and (len(shape) == 2 or shape[1] > 1)  # convolutions are none
+        if len(shape) > 1 and (len(shape) == 2 or shape[1] > 1)  # convolutions are not matrices
     }
 
 
 def decoder_products(decoder: Decoder) -> dict[str, Product]:
-    """Matrices that activations are multiplied with, by their names, the head's last; those that route are left out."""
+    """Return the matrices that activations are multiplied with, by name, the head's last; routers are left out."""
     sources = decoder_sources(decoder)
     found = [(weight, False) for weight in _linears((sources.layer_inputs, sources.layers))]
     head = sources.embedding if sources.head is None else sources.head.weight
@@ -204,7 +204,7 @@ def _linears(sources: object) -> Iterator[Source]:
 
 
 def all_sources(sources: object) -> Iterator[Source]:
-    """Each that is somewhere in these tuples."""
+    """Yield every source in these nested tuples."""
     if isinstance(sources, Source):
         yield sources
     elif isinstance(sources, tuple) and not isinstance(sources, str):
@@ -387,7 +387,7 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
 
 
 def _norms(norm: Norm, name: str, count: int, size: int, order: tuple[int, ...] | None) -> NormSource:
-    """Several norms with weights of their own: a tensor for each, or one of all."""
+    """Return several norms with their own weights: a tensor for each, or one of all."""
 
     def source(kind: str) -> Source:
         if "{}" not in name:
@@ -400,7 +400,7 @@ def _norms(norm: Norm, name: str, count: int, size: int, order: tuple[int, ...] 
 
 @cache
 def rope_order(num_heads: int, dim: int, rope: RopeConfig | None) -> tuple[int, ...] | None:
-    """The order of heads' outputs that puts the first of all pairs before the second ones, if another one is stored."""
+    """Return the order that puts the first numbers of all pairs before the second ones; None if stored that way."""
     if rope is None or not (rope.is_interleaved or rope.spread_over):
         return None
     if rope.spread_over:
@@ -414,7 +414,7 @@ def rope_order(num_heads: int, dim: int, rope: RopeConfig | None) -> tuple[int, 
 
 @cache
 def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig) -> tuple[int, ...] | None:
-    """As `rope_order`, for heads whose last numbers rotate."""
+    """Like `rope_order`, for heads whose last numbers rotate."""
     end = rope_order(1, rope.dim, rope)
     if end is None:
         return None
@@ -426,9 +426,9 @@ def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig) -> tuple[int
 def _stored_heads(
     num_heads: int, num_kv_heads: int, dim: int, rope: RopeConfig | None, by_head: bool, *, has_gates: bool
 ) -> tuple[int, ...] | None:
-    """The order that puts all q heads first, then all k heads, then all v heads, with pairs half a head apart.
+    """Return the order that puts all q heads first, then all k heads, then all v heads, with pairs half a head apart.
 
-    Gates, which are stored after the q heads that they are for, come between all q heads and all k heads.
+    Gates, each stored after its q head, come between all q heads and all k heads.
     """
     turned = rope_order(num_heads + num_kv_heads, dim, rope)
     if has_gates:
@@ -450,5 +450,5 @@ def _stored_heads(
 
 @cache
 def _alternating(size: int) -> tuple[int, ...]:
-    """The order that puts all gates before all ups, if they alternate."""
+    """Return the order that puts all gates before all ups, if they are stored alternating."""
     return (*range(0, 2 * size, 2), *range(1, 2 * size, 2))

@@ -1,8 +1,8 @@
-"""What tells one checkpoint's weights from another's: a checksum over every byte of every tensor.
+"""A digest that identifies a checkpoint's weights: a checksum over every byte of every tensor.
 
-A CRC-32 of each MiB, and a digest over these, with the tensors' names, dtypes and shapes. A changed byte always changes
-the checksum of its MiB, and of other changes all but one in 2^32 do. It is no protection against somebody who makes
-weights to have a certain digest. Samples of the bytes, or files' sizes and times, would be cheaper and miss changes.
+It is a digest over a CRC-32 of each MiB, and the tensors' names, dtypes and shapes. A single changed byte always
+changes the checksum of its MiB; other changes are missed once in 2^32. It does not protect against weights made to have
+a certain digest. Samples of the bytes, or files' sizes and times, would be cheaper but miss changes.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from penstock.core.checkpoint.source import StoredTensor
 
 _PIECE = 1 << 20
 _TASK = 64 << 20
-"""Bytes that a thread takes at a time."""
+"""Bytes per task of a thread."""
 
 
 def weights_digest(tensors: Mapping[str, StoredTensor], num_threads: int = 1) -> str:
-    """16 hex digits. The same for the same tensors, however they are divided into files.
+    """Return 16 hex digits, which are the same for the same tensors, however they are divided into files.
 
-    Takes a second for each 1 to 7 GB and thread, without holding the interpreter's lock.
+    A thread takes a second for 1 to 7 GB, without holding the interpreter's lock.
     """
     whole = hashlib.blake2b(digest_size=8)
     with ThreadPoolExecutor(num_threads, "penstock-digest") as pool:

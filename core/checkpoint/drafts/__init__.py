@@ -1,1 +1,1 @@
-"""What drafters' own checkpoints say: draft models, and heads that are fed a model's hidden states."""
+"""The checkpoints of drafters: draft models, and heads that get a model's hidden states."""

@@ -1,4 +1,4 @@
-"""Draft models and heads for a model: found, read and checked in milliseconds, before any process starts."""
+"""Finds and checks draft models and heads in milliseconds, before any process starts."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,20 +21,20 @@ from penstock.core.config.speculative import SpeculativeConfig, speculative_conf
 from penstock.core.config.token_trees import token_tree
 
 DEMO = "demo"
-"""What `model` says for the head that comes with the demo model."""
+"""The value of `model` that means the demo model's own head."""
 
 Tensors = Mapping[str, StoredTensor]
 
 
 class FoundHead(NamedTuple):
-    """What fits its model."""
+    """A head that fits its model."""
 
     head: DraftHead | Medusa
     tensors: ModelTensors
 
 
 def check_drafter(config: Config, *, with_weights: bool = True, with_tokenizer: bool = True) -> None:
-    """Refuse a configured draft model or head that cannot work.
+    """Check that the configured draft model or head can work.
 
     Raises:
         ConfigError: one clear sentence.
@@ -47,10 +47,10 @@ def check_drafter(config: Config, *, with_weights: bool = True, with_tokenizer: 
 
 
 def find_head(config: Config, speculative: SpeculativeConfig, model: ModelConfig) -> FoundHead:
-    """The configured head.
+    """Return the configured head.
 
     Raises:
-        ConfigError: there is none, it is of another model, or cannot be used with these options.
+        ConfigError: there is none, it belongs to another model, or these options rule it out.
     """
     method, parallel = speculative.method, config.parallel
     if not isinstance(model, Decoder):
@@ -71,7 +71,7 @@ def find_head(config: Config, speculative: SpeculativeConfig, model: ModelConfig
 
 
 def open_draft(speculative: SpeculativeConfig) -> Checkpoint:
-    """The drafter's checkpoint: a folder, the name of one that was downloaded, or the head of the demo model."""
+    """Open the drafter's checkpoint: a folder, the name of a downloaded one, or the demo model's head."""
     if not speculative.model:
         raise ConfigError('name its checkpoint: "model": "FOLDER"')
     if (speculative.method, speculative.model) == ("eagle", DEMO):
@@ -102,7 +102,7 @@ def _eagle3(speculative: SpeculativeConfig, model: Decoder) -> FoundHead:
 def _found(
     speculative: SpeculativeConfig, head: DraftHead, stored: Tensors, model: Decoder, ignored: tuple[str, ...]
 ) -> FoundHead:
-    """A head with the tensors that it needs; outputs that are not those of all tokens come with a token map."""
+    """Return a head with its tensors; if its outputs do not cover all tokens, there must be a token map."""
     num_outputs = next((num for num in (head.num_picked, head.num_outputs) if num is not None), model.vocab_size)
     integers = {TOKEN_OFFSETS: (num_outputs,)} if head.has_token_map else {}
     if not integers and num_outputs != model.vocab_size:
@@ -151,4 +151,4 @@ METHODS: Mapping[str, Callable[[Config, Decoder], FoundHead]] = {
     "medusa": _of_draft(_medusa),
     "mtp": _mtp,
 }
-"""Those whose drafters are fed hidden states."""
+"""Methods whose drafters get hidden states."""

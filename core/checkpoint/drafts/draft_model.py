@@ -1,4 +1,4 @@
-"""Whether a checkpoint can guess tokens for another one: checked before any process starts."""
+"""Checks before any process starts whether one checkpoint can guess tokens for another."""
 
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ def check_draft_model(
     """Check the checkpoint that `--speculative-config` names.
 
     Raises:
-        ConfigError: it cannot be served, or cannot guess for this model; the message says why.
+        ConfigError: it cannot be served, or cannot guess for this model, with the reason.
     """
     draft, model = open_checkpoint(Path(speculative.model)), open_model(config)
     try:
@@ -41,10 +41,10 @@ def check_draft_model(
 
 
 def draft_config(config: Config, speculative: SpeculativeConfig, draft: Checkpoint) -> ModelConfig:
-    """The configuration of the draft model as it is served.
+    """Return the configuration of the draft model as it is served.
 
     Raises:
-        ConfigError: for what a draft model cannot be.
+        ConfigError: it cannot be a draft model.
     """
     has_weights = config.worker.load_format != "dummy"
     parsed = model_config_of(draft, quantization=speculative.quantization or "", with_weights=has_weights)
@@ -77,8 +77,10 @@ class _Tokenizer(msgspec.Struct):
 
 
 def _check_same_tokens(model: Checkpoint, draft: Checkpoint) -> None:
-    """Raise if a token of one is none, or another one, of the other. Unused numbers at the end do not matter: models
-    have such ones, so that matrices have round sizes."""
+    """Raise unless both have the same tokens with the same numbers.
+
+    Unused numbers at the end do not matter: models have them so that matrices have round sizes.
+    """
     own, theirs = _tokens(model), _tokens(draft)
     differing = next((i for i in sorted({*own, *theirs}) if own.get(i) != theirs.get(i)), None)
     if differing is not None:
@@ -89,7 +91,7 @@ def _check_same_tokens(model: Checkpoint, draft: Checkpoint) -> None:
 
 
 def _tokens(checkpoint: Checkpoint) -> dict[int, str]:
-    """The tokens by their numbers. `check_checkpoint` has read them already."""
+    """Return the tokens by number. `check_checkpoint` has read them already."""
     tokenizer = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer)
     vocab = tokenizer.model.vocab
     pairs = ((i, token) for token, i in vocab.items()) if isinstance(vocab, dict) else enumerate(t[0] for t in vocab)

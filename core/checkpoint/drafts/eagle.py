@@ -1,8 +1,9 @@
 """EAGLE heads (Li et al., 2024) as SafeAILab publishes them, and as the library `speculators` writes them.
 
-A head is a decoder layer, or a few, over fc([embedding of the next token; the model's last hidden state, normed]). The
-first layer has no norm before its attention. Embedding and output matrix are the model's. With a token map it computes
-the outputs of frequent tokens only (Zhao et al., "FR-Spec", 2025): as in EAGLE-3 output i means token i + d2t[i].
+A head is one or a few decoder layers over fc([embedding of the next token; the model's last hidden state, normed]). The
+first layer has no norm before its attention. Embedding and output matrix are the model's. With a token map, the head
+computes the outputs of frequent tokens only (Zhao et al., "FR-Spec", 2025): as in EAGLE-3, output i means token
+i + d2t[i].
 """
 
 import math
@@ -19,15 +20,15 @@ from penstock.core.checkpoint.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 LAYERS_OF = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose layers heads have."""
+"""Architectures whose layers heads may use."""
 IGNORED = ("embed_tokens.", "lm_head.", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
-"""Tensors that are the model's own, or follow from the configuration."""
+"""Beginnings of the names of tensors that the model has, too, or that follow from the configuration."""
 
 _NAMES = Names(layer="layers.{}.", embedding="embed_tokens")
 
 
 def known_as(name: str) -> str:
-    """What the layout calls a stored tensor."""
+    """Return the layout's name of a stored tensor."""
     name = name.removeprefix("model.")
     for other, usual in (("fusion_fc.", "fc."), ("transformer.", "layers.0.")):
         if name.startswith(other):
@@ -41,10 +42,10 @@ def parse_eagle(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], 
     Args:
         config: its config.json.
         tensors: by the layout's names.
-        model: whose hidden states it gets.
+        model: the one whose hidden states the head gets.
 
     Raises:
-        ConfigError: it is no such head, or of another model.
+        ConfigError: it is not an EAGLE head, or belongs to another model.
     """
     if config.get("speculators_model_type") not in (None, "eagle") or config.get("layernorms"):
         raise ConfigError("it is of another kind than eagle, or has norms that eagle has not")
@@ -67,7 +68,7 @@ def parse_eagle(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], 
 
 
 def from_entry(decoder: Decoder, entry: Entry, names: Names, *, has_embedding: bool = False) -> Decoder:
-    """A model's layers as those of a head: they begin with an entry instead of a norm, and hand out what comes last."""
+    """Turn a model's layers into a head's: the input is an entry, and the output is the last hidden state."""
     first, *others = decoder.layers
     return replace(
         decoder,
@@ -82,7 +83,7 @@ def from_entry(decoder: Decoder, entry: Entry, names: Names, *, has_embedding: b
 
 
 def layers_of(config: Mapping[str, Any]) -> Decoder:
-    """The layers that a head's configuration describes, as those of a model."""
+    """Return the layers that a head's configuration describes, as a model."""
     inner = config.get("transformer_layer_config") or config.get("model")
     fields = {**config, **inner} if isinstance(inner, dict) else dict(config)
     names = [name for name in fields.get("architectures") or () if isinstance(name, str)]
@@ -107,7 +108,7 @@ def layers_of(config: Mapping[str, Any]) -> Decoder:
 
 
 def check_sizes(head: Decoder, model: Decoder) -> None:
-    """Refuse a head of another model."""
+    """Refuse a head whose sizes are those of another model."""
     for what, its, wanted in (
         ("a hidden size", head.hidden_size, model.hidden_size),
         ("a vocabulary", head.vocab_size, model.vocab_size),

@@ -1,8 +1,8 @@
 """EAGLE-3 heads (Li et al., 2025) as SafeAILab, SpecForge and the library `speculators` write them.
 
-A head is fed what comes to three layers of the model, projected by `fc`; it has an output matrix of its own, often of
-some tokens only: output i means token i + d2t[i]. The attention of its first layer gets [input_layernorm(embedding of
-the next token), hidden_norm(what it is fed)].
+A head gets the inputs of three layers of the model, projected by `fc`. It has its own output matrix, often for some
+tokens only: output i means token i + d2t[i]. The attention of its first layer gets [input_layernorm(embedding of the
+next token), hidden_norm(projected inputs)].
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from penstock.core.checkpoint.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 IGNORED = ("t2d", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
-"""Tensors that follow from others."""
+"""Beginnings of the names of tensors that follow from others."""
 
 _NAMES = Names(
     layer="layers.{}.",
@@ -28,7 +28,7 @@ _NAMES = Names(
 
 
 def known_as(name: str) -> str:
-    """What the layout calls a stored tensor."""
+    """Return the layout's name of a stored tensor."""
     return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
 
 
@@ -36,7 +36,7 @@ def parse_eagle3(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor],
     """Read a head's configuration; arguments as in `parse_eagle`.
 
     Raises:
-        ConfigError: it is no such head, or of another model.
+        ConfigError: it is not an EAGLE-3 head, or belongs to another model.
     """
     if config.get("speculators_model_type") not in (None, "eagle3"):
         raise ConfigError("it is of another kind than eagle3")
@@ -65,7 +65,7 @@ def parse_eagle3(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor],
 
 
 def _taps(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Which layers it listens to: near the begin, in the middle and near the end, unless the configuration says it."""
+    """Return the layers whose inputs the head gets; by default near the beginning, the middle and the end."""
     inner = config.get("eagle_config")
     said = {**config, **inner} if isinstance(inner, dict) else config
     if said.get("use_aux_hidden_state") is False:

@@ -1,4 +1,4 @@
-"""Heads with layers of their own, which guess token by token: their description, and where their weights are."""
+"""Heads with their own layers, which guess token by token: their description, and where their weights are."""
 
 from typing import NamedTuple
 
@@ -13,24 +13,24 @@ TOKEN_OFFSETS = "d2t"
 
 
 class DraftHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A head that gets, for each position, the model's hidden state there and the next token."""
+    """A head that gets the model's hidden state at each position, and the next token."""
 
     decoder: Decoder
-    """Its layers: from an `Entry`, without a final norm and an output matrix. `has_embedding`: it has its own."""
+    """The head's layers, from an `Entry` on, without final norm and output matrix. `has_embedding`: it has its own."""
     norm: Norm | None = None  # before the output matrix
     norm_name: str = "norm"
-    num_outputs: int | None = None  # of its own output matrix; None: it has the model's
+    num_outputs: int | None = None  # of its own output matrix; None: it uses the model's
     output_name: str = "lm_head"
     has_token_map: bool = False  # output i means token i + d2t[i]
-    num_picked: int | None = None  # outputs of the model's matrix that it computes, those of a token map; None: all
+    num_picked: int | None = None  # outputs of the model's matrix that it computes, by a token map; None: all
     taps: tuple[int, ...] = ()
-    """Layers of the model: what comes to these, side by side and projected, is its hidden state. Empty: the final one,
-    normed."""
-    given_size: int = 0  # of each of these
+    """Layers of the model whose inputs, concatenated and projected, are the hidden state that it gets. Empty: it gets
+    the final hidden state, normed."""
+    given_size: int = 0  # size of each tapped input
 
 
 class HeadSources(NamedTuple):
-    """Where its weights are."""
+    """Where a head's weights are."""
 
     decoder: DecoderSources
     norm: NormSource | None
@@ -39,7 +39,7 @@ class HeadSources(NamedTuple):
 
 
 def head_sources(head: DraftHead) -> HeadSources:
-    """Where each weight is."""
+    """Return where each weight is."""
     hidden = head.decoder.hidden_size
 
     def matrix(name: str, *shape: int) -> LinearSource:
@@ -54,5 +54,5 @@ def head_sources(head: DraftHead) -> HeadSources:
 
 
 def head_shapes(head: DraftHead) -> dict[str, Shape]:
-    """Every tensor of floats that its checkpoint must have."""
+    """Return every tensor of floats that the checkpoint must have."""
     return stored_tensors(head_sources(head))

@@ -1,8 +1,8 @@
 """Medusa's heads (Cai et al., 2024): each guesses one token further ahead, from the model's last hidden state alone.
 
 A head is a few residual blocks, x + silu(W x + b), and an output matrix. Two layouts are published: Medusa's own
-(`0.0.linear.weight`, ..., `0.1.weight`) and vLLM's (`blocks.0.layers.0.weight`, ..., `lm_heads.0.weight`). How many
-heads and blocks there are is seen from the tensors: the configuration of the first ones published says other numbers.
+(`0.0.linear.weight`, ..., `0.1.weight`) and vLLM's (`blocks.0.layers.0.weight`, ..., `lm_heads.0.weight`). The numbers
+of heads and blocks are taken from the tensors, because the first published configurations have wrong numbers.
 """
 
 import re
@@ -40,7 +40,7 @@ class Medusa(NamedTuple):
 
 
 def known_as(name: str) -> str:
-    """What vLLM's layout calls a stored tensor, in which outputs are numbered by themselves."""
+    """Return the name of a stored tensor in vLLM's layout, which numbers outputs separately."""
     for prefix in ("medusa_heads.", "medusa_head."):
         name = name.removeprefix(prefix)
     if found := _BLOCK.fullmatch(name):
@@ -56,10 +56,10 @@ def parse_medusa(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor],
     Args:
         config: their config.json.
         tensors: by vLLM's names.
-        model: whose hidden states they get.
+        model: the one whose hidden states they get.
 
     Raises:
-        ConfigError: there are none, or they are of another model.
+        ConfigError: there are none, or they belong to another model.
     """
     fields, hidden = JsonFields("config.json", config), model.hidden_size
     places = [(int(found[1]), int(found[2])) for name in tensors if (found := _BLOCK_OF_VLLM.fullmatch(name))]
@@ -92,7 +92,7 @@ def parse_medusa(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor],
 
 
 def medusa_shapes(medusa: Medusa) -> dict[str, Shape]:
-    """Every tensor of floats that the checkpoint must have."""
+    """Return every tensor of floats that the checkpoint must have."""
     return stored_tensors(medusa.heads)
 
 

@@ -1,4 +1,4 @@
-"""Layers in a model's own checkpoint that predict one token more (DeepSeek-V3, 2024; GLM-4.5).
+"""Layers in a model's own checkpoint that predict one more token (DeepSeek-V3, 2024; GLM-4.5).
 
 The layer after the last, `model.layers.N`: a decoder layer like the last one over eh_proj([enorm(embedding of the next
 token), hnorm(the model's last hidden state, normed)]), then shared_head.norm. Embedding and output matrix are the
@@ -18,16 +18,16 @@ def prefix(model: Decoder) -> str:
 
 
 def ignored(model: Decoder) -> tuple[str, ...]:
-    """The beginnings of names of what is the model's own."""
+    """The beginnings of names of tensors that repeat the model's own."""
     begin = prefix(model)
     return (f"{begin}embed_tokens.", f"{begin}shared_head.head.", f"{begin}self_attn.rotary_emb.")
 
 
 def parse_mtp(model: Decoder) -> DraftHead:
-    """The layer of a model that has one.
+    """Return a model's layer of this kind.
 
     Raises:
-        ConfigError: it has none, or one that cannot be used.
+        ConfigError: it has none, or one that is not supported.
     """
     if not model.names.unused_layers:
         raise ConfigError(f"{model.architecture} has no layer that predicts further tokens by its config.json")

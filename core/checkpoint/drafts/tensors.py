@@ -1,4 +1,4 @@
-"""The tensors of a head's checkpoint, checked against those that its layout has."""
+"""Checks the tensors of a head's checkpoint against its layout."""
 
 from array import array
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ def head_tensors(
     integers: Mapping[str, Shape],
     ignored: tuple[str, ...] = (),
 ) -> ModelTensors:
-    """Those of a layout.
+    """Return the tensors of a layout, checked.
 
     Args:
         method: its name, for messages.
-        found: all that the checkpoint has, by the layout's names.
-        shapes: of all that it must have, of floats.
-        integers: of all others.
-        ignored: beginnings of the names of those that it may have, too.
+        found: all tensors of the checkpoint, by the layout's names.
+        shapes: of all required tensors of floats.
+        integers: the same for integers.
+        ignored: beginnings of the names of other tensors that are allowed.
 
     Raises:
         LoadError: tensors are missing, unexpected, of other shapes or dtypes.
@@ -45,9 +45,9 @@ def head_tensors(
 
 
 def check_token_ids(name: str, stored: StoredTensor, vocab_size: int, *, are_offsets: bool) -> None:
-    """Refuse a list of tokens of which some are none of the model's, or which names one twice.
+    """Refuse a list of tokens that has unknown tokens, or one twice.
 
-    With `are_offsets` number i is what is added to i.
+    With `are_offsets`, entry i is an offset that is added to i.
     """
     numbers = array(_INTEGERS[stored.dtype], bytes(stored.read()))
     tokens = {i + number if are_offsets else number for i, number in enumerate(numbers)}
