@@ -210,7 +210,7 @@ class _Progress:
                 add(count or 0)
 
             def update_transfer(self, count: float | None = 1) -> None:
-                """Ignore bytes on the network if they differ from the file's."""
+                """Ignore bytes on the network, which may differ from the file's."""
 
             def __getattr__(self, name: str) -> Callable[..., None]:
                 return lambda *_, **__: None

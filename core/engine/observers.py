@@ -45,7 +45,7 @@ class Observers:
         self._channel = channel
         self._watchers: Watchers | None = None  # until a frontend asks for something
 
-    # --- those who watch ------------------------------------------------------------------------
+    # --- watchers -------------------------------------------------------------------------------
 
     def on_watcher(self, peer: PeerId, order: WatchSteps | Question, scheduler: Callable[[], Scheduler | None]) -> None:
         """A frontend watches the engine's steps, or asks a question about its state."""

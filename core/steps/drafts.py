@@ -92,18 +92,18 @@ class FixedLengths(DraftLengths):
         return lengths
 
     def note(self, outcome: DraftOutcome) -> None:
-        """It does not matter."""
+        """Ignore the step: nothing is learned."""
 
     def saved_us(self, outcome: DraftOutcome) -> float:
-        """Nothing is known."""
+        """Return 0: nothing is learned."""
         return 0.0
 
     def guesses_us(self, num_guesses: int, longest: int) -> float:
-        """Nothing is known."""
+        """Return 0: nothing is learned."""
         return 0.0
 
     def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
-        """It does not matter."""
+        """Ignore the step: nothing is learned."""
 
 
 class Drafts(NamedTuple):
