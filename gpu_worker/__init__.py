@@ -2,6 +2,6 @@
 
 import os
 
-# OpenMP reads this when torch is first imported. Threads that spin at their barriers while another process has the
-# core turn a 6 ms step of a small model into 160 ms; threads that sleep cost an idle machine a few microseconds each.
+# OpenMP reads this when torch is first imported. If threads spin at their barriers while another process has the core,
+# a 6 ms step of a small model takes 160 ms. On an idle machine, threads that sleep cost a few microseconds each.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

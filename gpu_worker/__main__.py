@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> int:
-    """The same with parsed arguments. A replacement may have to wait for the memory of the worker that it replaces."""
+    """As `main`, with parsed arguments. A replacement may have to wait for the memory of the worker before it."""
     process.begin(rank.name, config.log.log_level, config.log.log_format)
     parent.keep_telling_in_a_thread(config.ipc.heartbeat_interval)
     for number in _ENDING:
@@ -52,7 +52,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
     except ConfigError as error:
         refuse(str(error))
         return EXIT_REFUSED
-    except StillNoMemoryError as error:  # its predecessor had enough: perhaps the next one will have
+    except StillNoMemoryError as error:  # its predecessor had enough, so the next attempt may succeed
         log.error("cannot start", reason=str(error))
         return EXIT_FAILED
     except Exception as error:
@@ -78,7 +78,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
-    finally:  # even when SIGTERM ends it: an open socket would keep the context, and so the process, alive for ever
+    finally:  # even after SIGTERM: an open socket would keep the context, and so the process, alive for ever
         channel.close()
         context.term()
         if started.stage is not None:
@@ -92,7 +92,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
 
 
 def _staged(started: Started, channel: SyncDealer[ToWorker]) -> tuple[Runner, Channel]:
-    """What the loop drives, and where its plans come from: a stage of a pipeline waits for others, too."""
+    """What the loop drives, and where its plans come from. A stage of a pipeline also waits for other stages."""
     if started.stage is None:
         return started.runner, channel
     from penstock.gpu_worker.staged_channel import StagedChannel
@@ -102,7 +102,7 @@ def _staged(started: Started, channel: SyncDealer[ToWorker]) -> tuple[Runner, Ch
 
 def _on_signal(_signal: int, _frame: FrameType | None) -> None:
     for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)  # one is enough: the cleanup must not be interrupted
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     sys.exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The worker's fault points, as wrappers around its runner and its socket; without faults neither is wrapped."""
+"""The worker's fault points, as wrappers around its runner and its socket. Without faults neither is wrapped."""
 
 from collections.abc import Callable, Collection
 

@@ -1,8 +1,8 @@
 """`--profile DIR`: a trace file of what some steps of this worker do on CPU and GPU.
 
-The first steps are skipped (they are not typical), then a fixed number is recorded and written at once:
-a trace grows by a megabyte every few steps, and its end must not depend on how the process ends. Open the
-file in https://ui.perfetto.dev or chrome://tracing.
+The first steps are skipped, because they are not typical. Then a fixed number of steps is recorded and
+written at once: a trace grows by a megabyte every few steps, and the file must be complete however the
+process ends. Open the file in https://ui.perfetto.dev or chrome://tracing.
 """
 
 import os
@@ -30,9 +30,9 @@ class StepProfiler:
 
         Args:
             folder: where the trace goes; created if needed.
-            rank: whose steps they are.
+            rank: the rank of this worker.
             num_skipped: steps before the recording, at least 1.
-            num_recorded: steps in it.
+            num_recorded: steps in the recording.
 
         Raises:
             ConfigError: if the folder cannot be written to.
@@ -57,7 +57,7 @@ class StepProfiler:
         self._profile.start()
 
     def step(self) -> None:
-        """A step has been launched."""
+        """Count a launched step."""
         if self._profile is None:
             return
         self._num_left -= 1
@@ -67,13 +67,13 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write what has been recorded, unless that has happened already."""
+        """Write what has been recorded, unless it has been written already."""
         running, self._profile = self._profile, None
         if running is None:
             return
         try:
             running.stop()
-            if not self.file.stat().st_size:  # ended before the recording
+            if not self.file.stat().st_size:  # the process ends before the recording began
                 self.file.unlink()
         except (OSError, RuntimeError) as error:  # a full disk, a deleted folder: serving continues
             log.error("the profile could not be written", file=str(self.file), reason=str(error))

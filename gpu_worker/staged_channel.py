@@ -1,4 +1,4 @@
-"""The socket to the scheduler as a stage of a pipeline sees it: a plan comes out of it when it is due."""
+"""The socket to the scheduler for a stage of a pipeline: it holds each plan back until the plan is due."""
 
 import math
 from collections import deque
@@ -12,7 +12,7 @@ from penstock.ipc.messages import Heartbeat, Message, Refused, SayHello, StepPla
 
 
 class StagedChannel:
-    """See `Channel` of the worker's loop. What comes behind a plan that is not due waits with it."""
+    """See `Channel` of the worker's loop. Messages that arrive after a plan that is not due wait with it."""
 
     def __init__(self, channel: SyncDealer[ToWorker], stage: StageRunner) -> None:
         self._channel = channel
@@ -50,7 +50,7 @@ class StagedChannel:
             if left is not None and left <= 0:
                 return None
             self._poller.poll(left)
-            self._stage.take()  # also with no plan to wait for: while the inbox is readable, polling does not wait
+            self._stage.take()  # even without a plan to wait for: polling does not wait while the inbox is readable
 
     def connect_again(self) -> None:
         self._channel.connect_again()

@@ -47,19 +47,19 @@ log = structlog.get_logger()
 EXIT_FAILED, EXIT_REFUSED = 1, process.EXIT_CONFIG
 _NUM_RECENT = 16
 _SAFE_SECONDS = 0.002
-"""While a GPU computes, the loop polls it every millisecond (the poller's shortest wait) while the shortest recent
-step leaves at least this much time; then it spins between socket and device. On a CPU a launched step is done, so
-nothing waits or spins."""
+"""While a GPU computes, the loop polls it every millisecond (the poller's shortest wait), as long as the shortest
+recent step leaves at least this much time. Then it spins between socket and device. On a CPU a step is done once it is
+launched, so the loop neither waits nor spins."""
 
 _TELL_SECONDS = 2.0
-"""Between two messages about the tokens of experts. Reading them waits for the device."""
+"""Between two messages with the experts' token counts. Reading the counts waits for the device."""
 
 _ENCODING_SECONDS = 0.002
-"""For an image between two looks at the socket, unless a single part of the tower takes longer."""
+"""Time spent on an image between two checks of the socket, unless a single part of the tower takes longer."""
 
 _LOOK_MS = 2
-"""How long to wait while a thread prepares a grammar or moves pages, and there is nothing else to do; or until a
-tower goes on."""
+"""How long to wait when there is nothing to do but a thread prepares a grammar or moves pages, or a tower has parts
+left."""
 
 
 class Channel(Protocol):
@@ -76,7 +76,7 @@ class Channel(Protocol):
         """The next message, or None if none came in time."""
 
     def connect_again(self) -> None:
-        """Replace the connection, and what is queued in it, by a new one."""
+        """Replace the connection by a new one; what is queued in the old one is lost."""
 
 
 class PendingResult(Protocol):
@@ -84,7 +84,7 @@ class PendingResult(Protocol):
 
     @property
     def step_id(self) -> int:
-        """Its plan's."""
+        """The step id of its plan."""
 
     def is_ready(self) -> bool:
         """Whether `result` would return immediately."""
@@ -123,16 +123,16 @@ def run_worker(
 ) -> int:
     """Serve one scheduler until it refuses or a step fails; return the exit code. The rank that answers sends results.
 
-    A plan that is already queued is launched before the loop waits for the result of an older one, so the
-    device goes from step to step without waiting for the host. `on_step` is called after each launch. `memory_use`
-    returns the device's used and total bytes. `disk` moves pages beside the steps, if there is a disk tier, and
-    `handover` those of other engines, if this one has a role.
-    `take_expert_tokens` returns what its experts have computed since the last call, if they are spread over ranks.
+    A plan that is already queued is launched before the loop waits for the result of an older one. So the device goes
+    from step to step without waiting for the host. `on_step` is called after each launch. `memory_use` returns the
+    device's used and total bytes. If there is a disk tier, `disk` moves pages while steps run. If the engine has a
+    role, `handover` moves pages between engines. If experts are spread over ranks, `take_expert_tokens` returns what
+    this rank's experts have computed since the last call.
 
-    `images` makes embeddings of images between steps, if the model takes any.
+    `images` makes embeddings of images between steps, if the model takes images.
 
-    A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms`, while this loop only listened, it may not
-    have received the hello: the worker says hello again over a new connection.
+    A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms` while this loop only listened, it may not
+    have received the hello. Then the worker says hello again over a new connection.
     """
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
@@ -144,7 +144,7 @@ def run_worker(
         try:
             while pending and pending[0].is_ready():
                 result = pending.popleft().result()
-                began = monotonic()  # of the next step, if there is one
+                began = monotonic()  # the start of the next step, if there is one
                 recent_us.append(result.num_forward_us)
                 if images is not None:
                     images.stepped()

@@ -17,11 +17,11 @@ log = structlog.get_logger()
 _GIB = 1 << 30
 _MAX_STAGING = 1 << 30
 _PATIENCE = 2.0
-"""Seconds for a worker that has just died to let go of the folder."""
+"""How long to wait for a worker that has just died to release the folder, in seconds."""
 
 
 def staging_bytes(config: Config, page_bytes: int, max_model_len: int) -> int:
-    """Return the host memory through which pages go to the disk if there is no host tier: that of one long sequence."""
+    """Return the host memory that stages pages for the disk if there is no host tier: room for one long sequence."""
     if not config.worker.disk_kv or config.worker.host_kv_gib:
         return 0
     num_pages = max(64, -(-max_model_len // config.scheduler.page_size))

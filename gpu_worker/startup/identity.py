@@ -1,4 +1,4 @@
-"""What the bits of a worker's results depend on besides requests: its weights, and what computes with them."""
+"""What a worker's results depend on, bit for bit, besides requests: its weights, and the software that computes."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -19,18 +19,19 @@ from penstock.gpu_worker.models.loading.stored import BytesRead
 from penstock.gpu_worker.models.model import Model
 
 _NUM_THREADS = 4
-"""For the digest: as many keep up with a fast disk."""
+"""Threads for the digest: this many keep up with a fast disk."""
 
 
 @contextmanager
 def reading_weights(
     checkpoint: Checkpoint, config: ModelConfig, load_format: str, bytes_read: BytesRead
 ) -> Iterator[Callable[[], str]]:
-    """Read the weights for their digest beside the loader, which reads them too; gives a function that waits for it.
+    """Compute the digest of the weights while the loader reads them, too; gives a function that waits for the digest.
 
-    A rank that has a part of them reads no others: its digest is of what the loader reads.
+    A rank with a part of the weights reads only this part: its digest covers what the loader reads.
 
-    Weights that are not the checkpoint's have a name for a digest, and what is made of them at load is named, too.
+    Weights that are not from the checkpoint have a name in place of a digest. The name of a quantization made at load
+    is appended.
     """
     made = f" {config.quantization.name}" if recipes_of(config) and config.quantization is not None else ""
     if load_format == "dummy" or expected_tensors(config) == {}:
@@ -47,12 +48,12 @@ def reading_weights(
 
 
 def arithmetic(device: Device, model: Model) -> str:
-    """The programs and the processor that compute, as far as another one might round otherwise."""
+    """The libraries and the processor that compute, as far as others might round differently."""
     used = [f"torch {torch.__version__}"]
     if model.kernels.startswith("native") and device.library is not None:
         used.append(device.library.name)
     if device.torch_device.type == "cuda":
-        import triton  # not needed anywhere else in this process if there is no GPU
+        import triton  # without a GPU, nothing in this process needs it
 
         major, minor = torch.cuda.get_device_capability(device.torch_device)
         used += [f"triton {triton.__version__}", device.name, f"sm_{major}{minor}"]

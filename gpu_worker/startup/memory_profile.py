@@ -30,7 +30,7 @@ def pool_budget(
     draft: Computed | None = None,
 ) -> int:
     """Bytes for the pool. On a device with its own memory: the allowed share, minus weights, row state and the measured
-    peak of activations. `draft`: a model that computes batches of the same size in between.
+    peak of activations. `draft`: a draft model that computes batches of the same size between the model's.
 
     Raises:
         torch.OutOfMemoryError: if the largest batch alone does not fit.
@@ -40,15 +40,15 @@ def pool_budget(
     measured = device.measure(partial(_run_largest_batches, config, computed, dtype, device))
     if measured is None:
         return cpu_budget(config, device)
-    total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
+    total, in_use, activations = measured  # in use: weights, the CUDA context, and other processes on this GPU
     rows = row_state_bytes(config, model.config)
     rows += (config.scheduler.max_num_seqs + 1) * model.config.state_bytes
     if draft is not None:
         rows += 4 * (longest_sequence(config, model.config) + 1) * max(its.key_dim for its in draft.model.config.kv)
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
-    # The measured batch has no earlier context, which may need as much again as this.
+    # The measured batch has no earlier context. A real one may need as much again.
     expanded = scratch_numbers(latents) * dtype.itemsize if latents else 0
-    # Graphs keep their own tensors, for batches no larger than the measured one.
+    # Graphs keep their own tensors, but for batches no larger than the measured one.
     num_copies = 1 if config.worker.enforce_eager else 2
     return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows - expanded
 
@@ -73,7 +73,7 @@ def _run_largest_batches(config: Config, computed: Sequence[Computed], dtype: to
 
 
 def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, device: Device) -> None:
-    """As many rows and tokens as a step may have, all on one page."""
+    """Run as many rows and tokens as a step may have, all on one page."""
     model, groups, kv = computed
     page_size = config.scheduler.page_size
     num_tokens = config.scheduler.max_num_batched_tokens
@@ -89,4 +89,4 @@ def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, d
     if isinstance(model.config, Decoder) and not model.config.has_head:
         return
     logits = model.logits(hidden[:num_rows]).float()
-    logits.sort(dim=-1)  # the most that sampling with filters may use
+    logits.sort(dim=-1)  # sampling with filters needs at most this much

@@ -1,7 +1,7 @@
-"""A worker that replaces one that died: the device may not have freed the other's memory yet.
+"""A worker that replaces one that died: the device may not have freed the dead worker's memory yet.
 
-A driver frees a dead process's memory in its own time. So too little memory is no verdict on the configuration here, as
-it is for a first worker: the start is retried as long as memory keeps coming back.
+A driver frees a dead process's memory in its own time. For a first worker, too little memory means that the
+configuration cannot work. For a replacement it does not: the start is retried as long as memory keeps coming back.
 """
 
 import gc
@@ -25,18 +25,18 @@ _LOOK_SECONDS = 0.1
 
 
 class StillNoMemoryError(Exception):
-    """It did not come back in time; the message says what does not fit."""
+    """The memory did not come back in time; the message says what does not fit."""
 
 
 def start_again(start: Callable[[], T], free_memory: Callable[[], int]) -> T:
-    """Call `start` until the memory it needs has come back, and return its result.
+    """Call `start` until the memory that it needs has come back, and return its result.
 
     Args:
         start: raises NoMemoryError if something does not fit.
         free_memory: bytes that are free now.
 
     Raises:
-        StillNoMemoryError: it did not fit, and no more memory came within the longest time for that.
+        StillNoMemoryError: it did not fit, and no more memory was freed within the longest time for that.
     """
     deadline = time.monotonic() + SECONDS
     while True:

@@ -1,12 +1,13 @@
 """The spare worker process: `python -m penstock.gpu_worker.startup.spare`.
 
-It imports what a worker needs, and then waits on a socket (`--turn-fd N`). Each message there has a worker's arguments,
-the descriptor of its pipe to the parent, and that of its configuration: it forks that worker (`core/launch/spare.py` is
-the other side). It holds no weights, no engine socket and no device, so a fork of it is as good as a new process.
+It imports what a worker needs, and then waits on a socket (`--turn-fd N`). Each message there carries a worker's
+arguments, and the descriptors of its pipe to the parent and of its configuration. For each message it forks a worker
+(`core/launch/spare.py` is the other side). It holds no weights, no engine socket and no device, so a fork of it is as
+good as a new process.
 
-The first one imports as fast as it can (`--eager`), because the first worker waits for it. A later one imports while
-other processes serve, so it takes only idle processor time. Not every user may raise a lowered priority again, so it is
-lowered for a thread that ends with the import.
+The first spare imports as fast as it can (`--eager`), because the first worker waits for it. A later one imports while
+other processes serve, so it takes only idle processor time. Not every user may raise a lowered priority again, so the
+priority is lowered only for a thread that ends with the import.
 """
 
 import gc
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
         thread.join()
     worker = importlib.import_module("penstock.gpu_worker.__main__")  # an import error in the thread shows up here
     supervisor = int(arguments["--parent"])
-    process.inherited_config(argv, Config)  # so that it ends with the supervisor
+    process.inherited_config(argv, Config)  # so that this process ends with the supervisor
     process.ignore_hangup()
     setproctitle("penstock-worker-spare")
     gc.freeze()  # existing objects are shared with the workers: the collector must not write to them
@@ -64,9 +65,9 @@ def main(argv: list[str]) -> int:
 
 
 def _fork_worker(supervisor: int) -> bool:
-    """Return whether this is the new process, by then a child of the supervisor; the old one returns at once."""
+    """Return whether this is the new process, a child of the supervisor by then; in the old process, return at once."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forks beside libraries' threads; they tolerate it
+        warnings.simplefilter("ignore", DeprecationWarning)  # libraries' threads tolerate a fork
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -75,7 +76,7 @@ def _fork_worker(supervisor: int) -> bool:
         if os.fork():
             os._exit(0)
     os.setpgid(0, 0)
-    while os.getppid() == between:  # until the process in between has ended
+    while os.getppid() == between:  # until the intermediate process has ended
         time.sleep(0.001)
     process.end_with_parent(supervisor)
     return True

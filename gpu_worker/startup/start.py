@@ -67,7 +67,7 @@ log = structlog.get_logger()
 
 _GIB = 1 << 30
 _EMBEDDING_BYTES = 512 << 20
-"""Of all images whose embeddings are kept at a time."""
+"""Bytes of all image embeddings that are kept at a time."""
 
 
 class Started(NamedTuple):
@@ -79,12 +79,12 @@ class Started(NamedTuple):
     disk: DiskMover | None = None
     bytes_read: int = 0  # of the checkpoint's tensors
     handover: Handover | None = None
-    stage: "StageRunner | None" = None  # of a pipeline: it drives the runner
+    stage: "StageRunner | None" = None  # in a pipeline, it drives the runner
     take_expert_tokens: Callable[[], ExpertTokens | None] | None = None
 
 
 def start_replacement(config: Config, rank: Rank) -> Started:
-    """Load everything while a worker that has just died may still hold memory.
+    """As `start`, while a worker that has just died may still hold memory.
 
     Raises:
         ConfigError: if the configuration or the checkpoint cannot work.
@@ -170,7 +170,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         "lower --num-pages, --gpu-memory-utilization, --cpu-kv-cache-gib, --state-snapshots-gib, --max-num-seqs or "
         "--max-model-len",
     ):
-        has_dummy_page = graphs is not None  # of padded rows
+        has_dummy_page = graphs is not None  # for padding rows
         is_shared = bool(config.parallel.role)
         kv = KVPool(
             groups,
@@ -260,14 +260,14 @@ def _passes(model: Model, kv: KVPool, state: RowState, device: Device, dtype: to
 
 
 def rank_check(ranks: Ranks) -> Callable[[Tensor], None]:
-    """What compares the tokens that ranks draw."""
+    """Return a function that compares the tokens that ranks draw."""
     from penstock.gpu_worker.steps.rank_check import RankCheck  # for debugging only
 
     return RankCheck(ranks)
 
 
 def open_stage(config: Config, runner: ModelRunner, ranks: Ranks, device: Device) -> "StageRunner | None":
-    """Meet the other stages of the pipeline, if there are any: all ranks do so when they are ready otherwise."""
+    """Connect to the other stages of the pipeline, if there are any. All ranks do so once everything else is ready."""
     if ranks.place.num_stages == 1:
         return None
     from penstock.gpu_worker.parallel.pipeline import Pipeline
@@ -278,8 +278,8 @@ def open_stage(config: Config, runner: ModelRunner, ranks: Ranks, device: Device
 
 
 def _host_pages(config: Config, kv: KVPool, device: Device, max_model_len: int) -> HostPages | None:
-    """The host tier, if one is wanted, or pages on the way to the disk. Without the memory for it, serving goes on as
-    if there were none."""
+    """The host tier, if one is wanted, or else the host pages that stage a disk tier. If there is no memory for them,
+    serving goes on without."""
     num_bytes = int(config.worker.host_kv_gib * _GIB)
     num_bytes = num_bytes or staging_bytes(config, kv.page_bytes, max_model_len)
     if not num_bytes:
@@ -328,7 +328,7 @@ def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: in
             ),
         )
     log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
-    # Objects made at start-up live as long as the process: the collector need not scan them between steps.
+    # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
     gc.collect()
     gc.freeze()
 
@@ -339,7 +339,7 @@ def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # Cleaning up after a failed capture may raise in turn.
+        # Cleaning up after a failed capture may raise as well.
         if not is_out_of_memory(error) and not is_out_of_memory(error.__context__):
             raise
         raise NoMemoryError(f"out of memory: {what} do not fit; {remedy}") from None

@@ -1,8 +1,8 @@
 """Steps before the first request, so that no request waits for a kernel to be compiled.
 
 Triton compiles a kernel for every tile shape, dtype and kind of stride. The plans made here go through the runner like
-a scheduler's. Together they cover every form that serving can need: rows that decode beside rows that prefill, many
-tokens and few, contexts short and long (splits, sliding windows), each way to sample. What they leave in the first
+a scheduler's. Together they cover every variant that serving can need: rows that decode beside rows that prefill, many
+tokens and few, short and long contexts (splits, sliding windows), and each way to sample. What they leave in the first
 pages is overwritten before anything reads it.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _SOME_TOKENS = 40
 _MANY_TOKENS = 80
-"""Launches of more than 16 tokens, and of more than 64, use other blocks. Products of experts change theirs at two
-numbers of tokens, one four times the other: of steps with the latter number, four times as many and so on, one lies
-between them."""
+"""Launches use other blocks above 16 tokens, and again above 64. Products of experts change blocks at two numbers of
+tokens, the second four times the first. So among steps of `_MANY_TOKENS`, four times as many and so on, one lies
+between the two."""
 _CONTEXTS = (64, 1024, 2048, 4096, 8192)
-"""Up to each of these, and beyond the last, attention over one row uses a different range of splits."""
+"""Attention over one row uses a different range of splits up to each of these lengths, and beyond the last."""
 _NUM_LOGPROBS = (0, 1, 5, 20)
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _FILTERS: tuple[tuple[str, float], ...] = (("min_p", 0.1), ("top_k", 1), ("top_p", 0.5))
@@ -94,7 +94,7 @@ def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
 
 
 def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
-    """Logits as the model returns them and edited ones (which are fp32), with each set of filters."""
+    """Sample from logits as the model returns them, and from edited ones (which are fp32), with each set of filters."""
     random = SamplingParams(max_tokens=1, temperature=1.0)
     edited = {
         "repetition_penalty": 1.1,
@@ -116,15 +116,15 @@ def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
 
 
 def _image_plans(limits: Limits, store: "EmbeddingStore") -> Iterator[StepPlan]:
-    """A picture goes through the tower, and then, as the beginning of prompts, through the decoder: its positions may
-    have rows and columns, and see each other."""
+    """A picture goes through the tower, and then through the decoder at the beginning of prompts. Its positions may
+    have rows and columns, and may see each other."""
     vision, key = store.tower.vision, bytes(32)
     grid = vision.small_grid
     count, shape = vision.num_embeddings(grid), vision.pixel_shape(grid)
     image = RowImage(key, 0, count, count, grid, embedding_id=1)
     longest = max(1, limits.max_model_len - 1)
     if count > longest or (vision.is_whole and count > limits.max_num_batched_tokens):
-        return  # nor is there room for a request's
+        return  # a request with a picture has no room either
     pixels = bytes(4 * prod(shape))
     tensors = (PixelTensor("pixel_values", "float32", shape, 0),)
     store.order(EncodeImage(1, key, grid, count, PixelRef("", len(pixels), tensors, pixels)))
@@ -142,7 +142,7 @@ def _image_plans(limits: Limits, store: "EmbeddingStore") -> Iterator[StepPlan]:
 
 
 def _showing(plan: StepPlan, image: RowImage, image_token: int) -> StepPlan:
-    """The same with a picture at the beginning of its first row."""
+    """The same plan with a picture at the beginning of its first row."""
     first, *others = plan.new_rows
     token_ids = np.frombuffer(first.token_ids, dtype=np.int32).copy()
     token_ids[: image.length] = image_token
@@ -151,7 +151,7 @@ def _showing(plan: StepPlan, image: RowImage, image_token: int) -> StepPlan:
 
 
 def _plan(limits: Limits, rows: Sequence[_Row]) -> StepPlan:
-    """All rows are new, with tokens 0, and all their pages are the first one."""
+    """A plan of new rows. All their tokens are 0, and all their pages are the first page."""
     new_rows = tuple(
         NewRow(
             row=i,

@@ -1,4 +1,4 @@
-"""Pages in the host's memory, and their copies to and from the device's, in the order that plans give."""
+"""Pages in the host's memory, and copies between them and the device's pages, in the order of the plans."""
 
 from collections.abc import Iterator, Sequence
 
@@ -82,17 +82,17 @@ class HostPages:
     def copy_speed(self) -> int:
         """Measure the speed of copies in bytes per second. What the first pages hold stays as it is."""
         pages = np.arange(min(_NUM_MEASURED_PAGES, self.num_pages, self._kv.num_pages), dtype=np.int32)
-        for _ in range(2):  # the first time, memory is touched that nobody has touched before
+        for _ in range(2):  # the first copy is slow, because it touches the memory for the first time
             self.transfers.to_host(pages, pages)
             self.transfers.from_host(pages, pages)
             self.transfers.mark().wait()
             num_pages, num_us = self.take_times()
         return int(num_pages * self.page_bytes * 1_000_000 / max(1, num_us))
 
-    # --- for a tier below ---------------------------------------------------------------------
+    # --- for the disk tier below --------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """Mark the end of the copies that were begun so far, from host pages and to them."""
+        """Mark the end of all copies from and to host pages that were begun so far."""
         return self.transfers.mark()
 
     def read_page(self, page: int, into: memoryview) -> None:
@@ -100,19 +100,19 @@ class HostPages:
         into[:] = self._bytes[page].data
 
     def write_page(self, page: int, data: memoryview) -> None:
-        """The other way round."""
+        """Overwrite a page with these bytes."""
         self._bytes[page] = np.frombuffer(data, dtype=np.uint8)
 
 
 def independent_runs(src: Sequence[int], dst: Sequence[int], tiers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Divide copies into runs of one kind that may be done in any order, each as (begin, end)."""
+    """Divide copies into runs (begin, end) of one kind; the copies of a run may be made in any order."""
     begin = 0
     written: set[int] = set()
     for i, tier in enumerate(tiers):
         if tier != tiers[begin] or dst[i] in written or (tier == ON_DEVICE and src[i] in written):
             yield begin, i
             begin, written = i, set()
-        if tier == ON_DEVICE and dst[i] in src[begin:i]:  # a page that is to be copied away first
+        if tier == ON_DEVICE and dst[i] in src[begin:i]:  # an earlier copy of the run reads this page
             yield begin, i
             begin, written = i, set()
         written.add(dst[i])

@@ -1,4 +1,4 @@
-"""The memory behind the pages: what they hold, how many there are, and the longest sequence that they allow."""
+"""The memory behind the pages: what a page holds, how many there are, and the longest sequence that they allow."""
 
 import math
 from collections.abc import Sequence
@@ -23,33 +23,33 @@ KVType = torch.dtype | KVFormat
 """What keys and values are stored as."""
 
 _GIB = 1 << 30
-_LONG = 4  # windows in the longest sequence: with fewer, several page tables cost more than they save
+_LONG = 4  # windows per longest sequence; with fewer, several page tables would cost more than they save
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * _GIB
 
 
 class PageGroup(NamedTuple):
-    """Layers whose keys and values have the same shape and lifetime: each page of the group holds all of them."""
+    """Layers whose keys and values have the same shape and lifetime: each page of the group holds all these layers."""
 
     layers: tuple[int, ...]
     page_size: int  # tokens per page
     num_kv_heads: int
     head_dim: int
-    window: int | None = None  # position p needs those in (p - window, p]; None: all before it
+    window: int | None = None  # position p needs the positions in (p - window, p]; None: all before it
     has_values: bool = True  # False: values are the first part of the keys
 
     @property
     def num_elements(self) -> int:
-        """Elements of the keys of one layer in a page; its values have as many, or none of their own."""
+        """Elements of the keys of one layer in a page. The values have as many, or none of their own."""
         return self.num_kv_heads * self.page_size * self.head_dim
 
     @property
     def num_parts(self) -> int:
-        """Keys and values of all layers."""
+        """The number of parts in a page: keys and values of each layer."""
         return len(self.layers) * (1 + self.has_values)
 
     def bytes_per_token(self, kv: KVType) -> int:
-        """What a position takes, over all layers of the group."""
+        """Bytes of one position over all layers of the group."""
         of_head = kv.head_bytes(self.head_dim) if isinstance(kv, KVFormat) else self.head_dim * kv.itemsize
         return self.num_parts * self.num_kv_heads * of_head
 
@@ -57,19 +57,19 @@ class PageGroup(NamedTuple):
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     """Page groups of a model, or of a rank's part.
 
-    The first of several groups keeps all positions, the others have a window each.
+    The first of several groups keeps all positions. Each of the others has a window.
 
-    Layers with windows are in groups of as many layers as fit beside those of the first group: then no part of a page
-    is empty, except in the last group with a window. Groups with larger heads have fewer tokens in a page. The first
-    group is what prefixes are found by, so if all layers have windows, which long sequences leave far behind, every
-    eighth keeps all positions nevertheless; all of them do if no sequence can be much longer than a window.
+    A group with a window has as many layers as fit into a page of the first group's size. So no part of a page is
+    empty, except in the last group of each window. Groups with larger heads have fewer tokens in a page. Cached
+    prefixes are found by the first group. So if all layers have windows and sequences can be much longer, every eighth
+    layer keeps all positions nevertheless. If no sequence can be much longer, all layers keep all positions.
 
     Raises:
         ConfigError: layers that must be in one group keep different shapes, or no number of tokens makes pages equal.
     """
     shapes, own = _shapes_of_all_stages(model)
     if not shapes:
-        return (PageGroup((), page_size, 1, 1, has_values=False),)  # its pages hold nothing: they only count tokens
+        return (PageGroup((), page_size, 1, 1, has_values=False),)  # its pages hold nothing; they only count tokens
     kept = [layer for layer, shape in enumerate(shapes) if shape.window is None]
     if not kept and max(shape.window or 0 for shape in shapes) * _LONG <= model.max_model_len:
         kept = list(range(0, len(shapes), 8))
@@ -96,18 +96,18 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
 
 
 def one_group(model: ModelConfig, page_size: int) -> PageGroup:
-    """All layers of a whole model in one group, which keeps all positions, whatever windows they have.
+    """All layers of a whole model in one group, which keeps all positions even of layers with windows.
 
     Raises:
-        ConfigError: they keep different numbers of each position.
+        ConfigError: layers keep different amounts of data for a position.
     """
     return _group(list(range(model.num_layers)), model.kv, page_size)
 
 
 def _shapes_of_all_stages(model: ModelConfig) -> tuple[Sequence[KVShape], range]:
-    """What all layers keep on ranks like this one, and which of them are this stage's.
+    """The shapes that all layers keep on ranks like this one, and the range of layers in this stage.
 
-    Page tables are the same on all stages, so that page groups must be, too; some have no layers in a stage.
+    Page tables are the same on all stages, so page groups must be, too. A group may have no layers in a stage.
     """
     if not isinstance(model, Decoder) or model.shard is None or model.shard.place.num_stages == 1:
         return model.kv, range(model.num_layers)
@@ -132,14 +132,14 @@ def _group(layers: list[int], shapes: Sequence[KVShape], page_size: int, window:
 class LayerPages(NamedTuple):
     """One layer's part of all pages."""
 
-    keys: Tensor  # [num_pages, Hk, page_size, D]; quantized uint8[num_pages, Hk, head bytes]
-    values: Tensor  # the same shape; the keys themselves, if values are the first part of them
+    keys: Tensor  # [num_pages, Hk, page_size, D]; if quantized, uint8[num_pages, Hk, head bytes]
+    values: Tensor  # the same shape; the keys themselves, if values are their first part
     group: int  # index of the layer's page group
     layout: PageLayout | None = None  # of quantized pages
 
 
 class KVPool:
-    """One memory of pages of equal size. Each page belongs to the group that allocated it.
+    """One block of memory with pages of equal size. Each page belongs to the group that allocated it.
 
         blocks [parts, pages, elements]   page 0             page 1             page 2
         part 0                          | keys of layer 0  | keys of layer 1  | keys of layer 0
@@ -147,9 +147,9 @@ class KVPool:
         part 2                          | keys of layer 2  | keys of layer 3  | keys of layer 2
         ...                               group A            group B            group A
 
-    A group with larger heads has fewer tokens per page, so that a page of any group has the same number of bytes. A
-    layer whose values are the first part of its keys has one part. Quantized pages have bytes for elements; where
-    groups need different numbers of them for their scales, the pages of some are not quite full.
+    A group with larger heads has fewer tokens per page, so the pages of all groups have the same number of bytes. A
+    layer whose values are the first part of its keys has one part. The elements of quantized pages are bytes. Groups
+    may need different numbers of bytes for their scales; then the pages of some groups are not quite full.
     """
 
     def __init__(
@@ -163,16 +163,16 @@ class KVPool:
         is_shared: bool = False,
         states: StateSlots | None = None,
     ) -> None:
-        """All pages are zeroed: masked keys may be read, and must be finite.
+        """All pages are zeroed, because masked keys may be read and must be finite.
 
         Args:
             groups: page groups that together contain each layer once.
             num_pages: pages that plans may use.
             kv: what keys and values are stored as.
             device: where the pages are.
-            has_dummy_page: whether there is one more page, which nothing reads.
-            is_shared: whether other processes can read it, if it is on a CPU.
-            states: what layers keep of rows instead of positions.
+            has_dummy_page: whether there is one more page, whose content is never used.
+            is_shared: whether other processes can read the pool, if it is on a CPU.
+            states: what layers keep for each row instead of each position.
         """
         if len({group.num_elements for group in groups}) != 1:
             raise ValueError(f"the pages of all groups must have the same size, got {groups}")
@@ -183,7 +183,7 @@ class KVPool:
         dtype = torch.uint8 if isinstance(kv, KVFormat) else kv
         num_parts = max(1, *(group.num_parts for group in groups))
         shape = (num_parts, num_pages + has_dummy_page, _part_bytes(groups, kv) // dtype.itemsize)
-        self.shared = ""  # what others open it by
+        self.shared = ""  # the name by which other processes open it
         if device.type == "cpu" and is_shared:
             self.blocks, self.shared = shared_zeros(shape, dtype)
         elif device.type == "cpu":
@@ -201,13 +201,13 @@ class KVPool:
         self.layers = tuple(by_layer[layer] for layer in sorted(by_layer))
 
     def of_group(self, group: PageGroup) -> Tensor:
-        """[parts, num_pages, Hk, page_size, D], quantized [..., Hk, head bytes]: all pages as this group sees them."""
+        """All pages as this group sees them: [parts, num_pages, Hk, page_size, D]; quantized [..., Hk, head bytes]."""
         if isinstance(self.kv, KVFormat):
             return self.blocks.view(*self.blocks.shape[:2], group.num_kv_heads, -1)
         return self.blocks.view(*self.blocks.shape[:2], group.num_kv_heads, group.page_size, group.head_dim)
 
     def layout_of(self, group: PageGroup) -> PageLayout | None:
-        """Of the group's pages, if they are quantized."""
+        """The layout of the group's pages, if they are quantized."""
         return PageLayout(self.kv, group.page_size, group.head_dim) if isinstance(self.kv, KVFormat) else None
 
     @property
@@ -222,7 +222,7 @@ class KVPool:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page over all its layers, keys and values."""
+        """Bytes of one page: keys and values of all its layers."""
         return page_bytes(self.groups, self.kv)
 
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
@@ -231,13 +231,13 @@ class KVPool:
 
 
 def page_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
-    """Bytes of one page over all its layers, keys and values."""
+    """Bytes of one page: keys and values of all its layers."""
     return max(1, *(group.num_parts for group in groups)) * _part_bytes(groups, kv)
 
 
 def _part_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
-    """Bytes of the keys of one layer in a page. Of quantized ones every head has the same number, a multiple of 4: what
-    lies in two fp16 is loaded at once."""
+    """Bytes of the keys of one layer in a page. In quantized pages each head has the same number of bytes, a multiple
+    of 4, because two fp16 are loaded at once."""
     if not isinstance(kv, KVFormat):
         return groups[0].num_elements * kv.itemsize
     most = max(group.num_kv_heads * group.page_size * kv.head_bytes(group.head_dim) for group in groups)
@@ -246,7 +246,7 @@ def _part_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
 
 
 def kv_name(kv: KVType) -> str:
-    """As options and logs call it."""
+    """The name of the type in options and logs."""
     return kv.name if isinstance(kv, KVFormat) else str(kv).removeprefix("torch.")
 
 
@@ -277,14 +277,14 @@ def plan_pool(
 
     Args:
         config: `num_pages` overrides the budget; an explicit `max_model_len` must fit.
-        model: what its positions allow.
+        model: limits the length by its positions.
         groups: what a page holds.
         kv: what keys and values are stored as.
         budget: bytes.
-        draft_page_bytes: what a drafter keeps for each page, out of the same budget.
+        draft_page_bytes: bytes that a drafter keeps for each page, out of the same budget.
 
     Raises:
-        ConfigError: if no page fits, or the requested length does not; NoMemoryError, if more memory would help.
+        ConfigError: if no page fits, or the requested length does not. It is a NoMemoryError if more memory would help.
     """
     page_size, wanted = config.scheduler.page_size, config.model.max_model_len
     if wanted > model.max_model_len:

@@ -1,8 +1,8 @@
 """The persistent state of the rows: tokens, page tables and sampling parameters, on the device.
 
-A row is described once in full (`NewRow`); afterwards only pages are appended, and each step writes
-the tokens that it samples, so a decode step needs no token ids from outside. What the host must know to
-launch a step (how many pages a row has, which sampling features it uses) is mirrored in numpy.
+A row is described in full once (`NewRow`). Afterwards only pages are appended, and each step writes the
+tokens that it samples, so a decode step needs no token ids from outside. What the host must know to launch
+a step (how many pages a row has, which sampling features it uses) is mirrored in numpy.
 """
 
 import math
@@ -24,8 +24,8 @@ _NUM_NEEDS = len(SamplingNeeds._fields)
 _PENALTIES = SamplingNeeds._fields.index("penalties")
 _MIN_LIST_LEN = 8
 _MAX_STOP_IDS, _MAX_BIASES = 512, 1024
-"""On a GPU the lists have from the start the longest length that requests may use: another length would need another
-kernel, compiled while requests wait. The CPU reads the whole length for each row, so its lists are short."""
+"""On a GPU the lists have the maximum length from the start. A longer list would need another kernel, which would be
+compiled while requests wait. The CPU reads the full length for each row, so its lists begin short."""
 
 
 class RowState:
@@ -39,7 +39,7 @@ class RowState:
         device: Device,
         other_page_sizes: Sequence[int] = (),
     ) -> None:
-        """Page sizes: of the first page group, and of the others."""
+        """`page_size` is that of the first page group; the other page groups have page sizes of their own."""
         on = device.torch_device
         self._device = device
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=on)
@@ -50,7 +50,7 @@ class RowState:
         self.page_table = tables[0]
         self.window_tables = list(zip(tables[1:], other_page_sizes, strict=True))
         self.mirror: npt.NDArray[np.int32] | None = None
-        """int32[R, max_model_len + 1], `token_ids` on the host, as far as it has been told; see `keep_mirror`."""
+        """int32[R, max_model_len + 1], the host's copy of `token_ids`, as far as known; see `keep_mirror`."""
         self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
         self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
         most = (_MAX_STOP_IDS, _MAX_BIASES)
@@ -62,10 +62,10 @@ class RowState:
         self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
         self._has_lists = np.zeros(max_num_seqs, dtype=np.bool_)
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens has no effect
-        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of sampled tokens; -1: none
-        self.prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of prompt tokens
+        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # for sampled tokens; -1: none
+        self.prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # for prompt tokens; -1: none
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        self.has_logprobs = False  # some row asks for them
+        self.has_logprobs = False  # whether any row asks for log-probabilities
         self._token_limits = TokenLimits(device)
         self._set_sampling()
 
@@ -97,17 +97,17 @@ class RowState:
             self._num_pages[rows] += counts
 
     def keep_mirror(self) -> None:
-        """Let the host know the rows' tokens from now on. It sees a CPU's memory anyway."""
+        """Keep a copy of the rows' tokens on the host from now on. On a CPU the host can read them anyway."""
         if self.token_ids.device.type != "cpu":
             self.mirror = np.zeros(self.token_ids.shape, dtype=np.int32)
 
     def host_tokens(self, row: int) -> npt.NDArray[np.int32]:
-        """int32[max_model_len + 1], a view of a row's tokens; those behind its last one are arbitrary."""
+        """int32[max_model_len + 1], a view of a row's tokens; entries after its last token are arbitrary."""
         view: npt.NDArray[np.int32] = self.host_table()[row]
         return view
 
     def host_table(self) -> npt.NDArray[np.int32]:
-        """int32[R, max_model_len + 1], the same of all rows."""
+        """int32[R, max_model_len + 1], the same view for all rows."""
         return self.token_ids.numpy() if self.mirror is None else self.mirror
 
     def use_dummy_page(self, row: int, page_id: int) -> None:
@@ -116,17 +116,17 @@ class RowState:
             table[row] = page_id
 
     def _enter_window_pages(self, pages: npt.NDArray[np.int32]) -> None:
-        """[W, 4]: page group, row, index, page. Earlier entries stay: what is behind a window is never read."""
+        """[W, 4]: page group, row, index, page. Older entries stay, because nothing reads behind a window."""
         for number, (table, _) in enumerate(self.window_tables, 1):
             _, rows, places, page_ids = pages[pages[:, 0] == number].T
             self._write(table, rows, places, np.ones_like(rows), page_ids.tobytes())
 
     def write_tokens(self, rows: npt.NDArray[np.int32], starts: IntArray, counts: IntArray, token_ids: bytes) -> None:
-        """Write the next `counts[i]` of the token ids, int32, into row `rows[i]`, from position `starts[i]` on."""
+        """Write the next `counts[i]` token ids (int32) to row `rows[i]`, from position `starts[i]` on."""
         self._write(self.token_ids, rows, starts.astype(np.int32), counts.astype(np.int32), token_ids)
 
     def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:
-        """Return what at least one of the sampling rows needs.
+        """Return the sampling features that at least one of the sampling rows needs.
 
         Args:
             rows: int[S].
@@ -138,7 +138,7 @@ class RowState:
         return needs
 
     def looks_back(self, row: int) -> bool:
-        """Whether what a row samples depends on its earlier tokens, beside the model: penalties, banned words."""
+        """Whether a row's sampling itself depends on its earlier tokens: penalties, banned words."""
         return bool(self._needs[row, _PENALTIES]) or row in self._token_limits.rows
 
     @property
@@ -147,7 +147,7 @@ class RowState:
         return bool(self._token_limits.rows)
 
     def limit_tokens(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> None:
-        """Mask what a row must not sample; logits [S, V] are changed. The other arguments are those of `needs`."""
+        """Mask tokens that a row must not sample, in logits [S, V] in place. Other arguments are those of `needs`."""
         if self._token_limits.rows:
             self._token_limits.apply(logits, rows.tolist(), positions.tolist(), self.token_ids)
 
@@ -187,7 +187,7 @@ class RowState:
             self._token_limits.enter(new_rows)
 
     def _write_lists(self, rows: npt.NDArray[np.int32], sampling: Sequence[SamplingParams]) -> None:
-        """Stop ids and logit biases: rare and ragged, so the tables grow in width when a row needs it."""
+        """Write stop ids and logit biases. They are rare and ragged, so the tables get wider when a row needs it."""
         with_stops = [(row, p.stop_token_ids) for row, p in zip(rows.tolist(), sampling, strict=True) if p.min_tokens]
         with_bias = [(row, p.logit_bias) for row, p in zip(rows.tolist(), sampling, strict=True) if p.logit_bias]
         upload = self._device.upload

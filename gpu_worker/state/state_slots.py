@@ -1,4 +1,4 @@
-"""The states that rows have in layers without keys and values, and snapshots of them."""
+"""The states that layers without keys and values keep for each row, and snapshots of these states."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import StepPlan
 
 States = Mapping[int, tuple[Tensor, ...]]
-"""[rows, ...] of each layer with a state, in the order of its `StateShape`."""
+"""[rows, ...] for each layer with a state, with its tensors in the order of its `StateShape`."""
 
 NO_STATES: States = {}
 
@@ -46,7 +46,7 @@ class StateSlots:
         }
 
     def begin(self, plan: StepPlan, device: Device) -> None:
-        """Before the forward pass: snapshots are taken; then new rows have the state before a first token, or one."""
+        """Before the forward pass: take snapshots, then set new rows to the initial state or to that of a snapshot."""
         if plan.state_saves:
             rows, places = _index(plan.state_saves, device)
             for live, kept in zip(self._live, self._kept, strict=True):

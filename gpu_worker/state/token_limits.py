@@ -1,7 +1,7 @@
 """Which tokens a row must not sample: those outside its list of allowed ones, or the end of a bad word.
 
-Rare, and different for each row that has such limits. So these rows are handled one by one, entirely on the device,
-because a row's last tokens may not have reached the host yet.
+Such limits are rare, and differ from row to row, so these rows are handled one by one. This happens entirely on the
+device, because a row's last tokens may not have reached the host yet.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from penstock.ipc.messages import NewRow, SamplingParams
 
 
 class _BadWords(NamedTuple):
-    """K token sequences: all but the last token of each, padded in front with -1 to the longest, M."""
+    """K token sequences. `before` has all but the last token of each, padded in front with -1 to the longest, M."""
 
     before: Tensor  # int32[K, M]
     num_before: Tensor  # int64[K]
@@ -35,7 +35,7 @@ class TokenLimits:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.rows: dict[int, _Limits] = {}
-        """Usually empty: then there is nothing to free, and nothing to apply."""
+        """Usually empty; then there is nothing to free or to apply."""
 
     def clear(self) -> None:
         """Forget all limits."""
@@ -94,12 +94,12 @@ class TokenLimits:
 
 
 def _ban(logits: Tensor, words: _BadWords, token_ids: Tensor, position: int, num_outputs: int) -> None:
-    """Ban the last token of each word whose other tokens are the last ones of the output."""
+    """Ban the last token of each word if the output ends with the word's other tokens."""
     width = words.before.shape[1]
     known = token_ids[max(0, position - width) : position]
     if known.shape[0] < width:
         known = torch.cat((known.new_full((width - known.shape[0],), -2), known))
     matches = ((known == words.before) | (words.before < 0)).all(dim=1) & (words.num_before <= num_outputs)
-    # Added, not assigned: one token may end several words.
+    # Added, not assigned, because one token may end several words.
     penalty = torch.zeros_like(words.last, dtype=logits.dtype).masked_fill_(matches, -torch.inf)
     logits.index_put_((words.last,), penalty, accumulate=True)

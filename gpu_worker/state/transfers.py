@@ -1,16 +1,16 @@
-"""Copies of pages between the device and the host: in place on a CPU, beside the steps on a device of its own memory.
+"""Copies of pages between device and host: direct on a CPU, beside the steps on a device with memory of its own.
 
-A device has two lanes of work, each in order: one for steps, one for copies. Between them are slots of device memory:
+A device has two lanes of work, each in order: one for steps, one for copies. Slots of device memory connect them:
 
     to the host     steps    gather pages into a slot ─┐
                     copies                             └▶ slot to host pages
     from the host   copies   host pages into a slot ─┐
                     steps                            └▶ scatter the slot into pages
 
-So the lane of steps waits for the bus only where it needs what comes over it, and a page that was gathered may be
-written to at once. Copies from the host begin while the step before still runs. The pages of the device are touched in
-the lane of steps alone, and those of the host in that of copies: both in the order of the plans. A slot is used again
-when the lane that used it last has passed that point.
+So the lane of steps waits for the bus only where it needs what comes over the bus, and a page may be written to as soon
+as it was gathered. Copies from the host begin while the step before still runs. Only the lane of steps touches device
+pages, and only the lane of copies touches host pages, both in the order of the plans. A slot is reused when the lane
+that used it last has passed that point.
 """
 
 import time
@@ -81,7 +81,7 @@ class DirectTransfers:
 
 
 class _Passed:
-    """A mark of what is done when it is launched."""
+    """The mark of work that is done as soon as it is launched."""
 
     def us_since(self, earlier: Mark) -> int:
         return 0

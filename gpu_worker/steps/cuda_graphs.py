@@ -1,11 +1,11 @@
 """CUDA graphs of decode steps: one launch instead of a few hundred.
 
 A graph covers a step from its row ids to its hidden states, for a fixed number of rows with one new token
-each. The logits are computed after it: every graph keeps its own result tensors, and the logits of a large
-vocabulary would take GiB.
-It reads the row state and writes the KV pool like an eager step; lengths are read from device memory, so one
-graph serves every context length up to `max_model_len`. A smaller batch is padded with the dummy row, whose
-page table contains only the dummy page: nothing reads what the padding computes.
+each. The logits are computed outside the graph, because every graph keeps its own result tensors, and the
+logits of a large vocabulary would take GiB.
+A graph reads the row state and writes the KV pool like an eager step. It reads lengths from device memory, so
+one graph serves every context length up to `max_model_len`. A smaller batch is padded with the dummy row. That
+row's page table contains only the dummy page, so nothing reads what the padding computes.
 
 Sizes are captured largest first and share one memory pool: at any time only one graph's tensors are in use,
 because steps run one after the other on one stream.
@@ -47,7 +47,7 @@ class _Graph(NamedTuple):
 
     replay: Callable[[], object]
     batch: Tensor  # int32[2, B]: rows, start
-    given: Tensor | None  # [B, H], of a stage after the first
+    given: Tensor | None  # [B, H], for a pipeline stage after the first
     hidden: Tensor  # [B, H]
     sampling: SamplingRows
     tapped: Tensor | None  # [B, n * H]: see `HandsOutLayers`
@@ -148,7 +148,7 @@ class DecodeGraphs:
             max_query_len=1,
             max_seq_len=self._max_model_len,
         )
-        # The residual stream is added to in place: what is given must be there for the next replay's padding, too.
+        # The residual stream is added to in place. `given` itself must stay as it is, for the next replay's padding.
         inputs = inputs._replace(given=None if given is None else given.clone())
         hidden = self._model.forward(inputs, self._kv)
         return hidden, sampling, self._model.tapped if isinstance(self._model, HandsOutLayers) else None

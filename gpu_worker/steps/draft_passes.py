@@ -1,4 +1,4 @@
-"""A draft model's passes over the rows of the model's state: see `Passes` in `drafting/target.py`."""
+"""Forward passes of a draft model over the rows of the model's state: see `Passes` in `drafting/target.py`."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class DraftPasses:
     def __init__(
         self, model: Model, kv: KVPool, state: RowState, device: Device, dtype: torch.dtype, max_len: int
     ) -> None:
-        """`kv` has one page group; `dtype` is that of activations, `max_len` the longest sequence."""
+        """`kv` has one page group; `dtype` is the activations' dtype, `max_len` the longest sequence."""
         self._kv = kv
         self._model = model
         self._state = state

@@ -1,9 +1,9 @@
 """Steps with drafts: how their rows are computed, and how many tokens each returns.
 
-Each position whose logits are needed becomes its own row of the batch, with the drafts before it in the row's token
-buffer, so the same code computes and samples it as for a decode. What a position samples depends on the seed and the
-position, never on a guess. The first token counts, and each further one counts as long as the guess before it equals
-the token sampled there. Guesses may be trees (`trees.py`): then the draws of one path count.
+Each position that needs logits becomes a row of its own in the batch, and the drafts before it are in the row's token
+buffer. So the same code computes and samples it as for a decode. What a position samples depends on the seed and the
+position, never on a guess. The first token counts. Each further token counts as long as the guess before it equals the
+token sampled there. If the guesses form a tree (`trees.py`), the draws of one path count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ _NO_TREES: Mapping[int, DraftTree] = {}
 
 
 class Spread(NamedTuple):
-    """Neighbours: several for each of N rows, T in all."""
+    """Consecutive entries, one run of them for each of N rows; T entries in all."""
 
     row_of: IntArray  # [T]
     first: IntArray  # [N]
-    within: IntArray  # [T], each one's number among its row's
+    within: IntArray  # [T], the index of each entry in its row's run
 
 
 def spread(sizes: IntArray) -> Spread:
-    """`sizes`: of each of N rows, at least 1."""
+    """`sizes`: how many entries each of N rows has, at least 1."""
     first = sizes.cumsum() - sizes
     row_of = np.arange(sizes.shape[0]).repeat(sizes)
     return Spread(row_of, first, np.arange(row_of.shape[0]) - first[row_of])
@@ -54,9 +54,9 @@ class DraftedStep:
         trees: Mapping[int, DraftTree] = _NO_TREES,
         draws: Spread | None = None,
     ) -> None:
-        """For the S sampling rows of the plan: the row, where its first token goes, and its number of draws.
+        """For each of the plan's S sampling rows: the row, where its first token goes, and its number of draws.
 
-        `trees`: of some of the S, by their index. `draws`: of the sizes, if that is there.
+        `trees`: those of some sampling rows, by index in S. `draws`: `spread(sizes)`, if the caller has it already.
         """
         self._rows = rows
         self._positions = positions
@@ -64,10 +64,10 @@ class DraftedStep:
         self._trees = trees
         self._draws = spread(sizes) if draws is None else draws
         row_of = self._draws.row_of
-        self.guesses: Int32Array = np.empty(row_of.shape[0], dtype=np.int32)  # [S'], which follows each draw
+        self.guesses: Int32Array = np.empty(row_of.shape[0], dtype=np.int32)  # [S'], the guess after each draw
         self.guesses.fill(_NO_DRAFT)
         self.guesses[:-1][row_of[1:] == row_of[:-1]] = draft_ids
-        self.asking = rows[:0]  # int[A']: the draws of rows that want log-probabilities
+        self.asking = rows[:0]  # int[A']: the draws for rows that want log-probabilities
         self.num_draft_us = 0
         self._set = frozenset(rows.tolist())
         self._gone: set[int] = set()  # rows that other sequences have taken since
@@ -76,15 +76,15 @@ class DraftedStep:
         self.is_noted = False
 
     def leave(self, rows: IntArray) -> None:
-        """Other sequences have taken these rows."""
+        """Note that other sequences have taken these rows."""
         self._gone |= self._set.intersection(rows.tolist())
 
     def has_any(self, rows: IntArray) -> bool:
-        """Whether it draws for one of these rows."""
+        """Whether the step draws for one of these rows."""
         return not self._set.isdisjoint(rows.tolist())
 
     def note(self, state: RowState, next_position: IntArray, moves: Moves | None = None) -> None:
-        """Tell the host the tokens, and each row's next position, int[R]; blocks until the device has sampled."""
+        """Record the tokens and rows' next positions, int[R], on the host; blocks until the device has sampled."""
         if self.is_noted or self.download is None:
             return
         drawn = np.frombuffer(self.download.wait(), dtype=np.int32, count=self.guesses.shape[0])
@@ -107,7 +107,7 @@ class DraftedStep:
         self.is_noted = True
 
     def stopped(self, stop_token_ids: Mapping[int, frozenset[int]]) -> list[int]:
-        """The rows that have drawn one of their stop tokens, if their sequences are still there; after `note`."""
+        """The rows that drew one of their stop tokens and still hold the same sequence. Call this after `note`."""
         if self.download is None:
             return []
         drawn = np.frombuffer(self.download.wait(), dtype=np.int32, count=self.guesses.shape[0])
@@ -117,7 +117,7 @@ class DraftedStep:
         return [row for row, token in found if token in stop_token_ids.get(row, ()) and row not in self._gone]
 
     def trimmed(self, result: StepResult, row_errors: tuple[RowError, ...]) -> StepResult:
-        """Keep only what counts of a result that contains all draws."""
+        """Reduce a result with all draws to the draws that count."""
         drawn = np.frombuffer(result.token_ids, dtype=np.int32)
         counted, counts = self._judge(drawn)
         token_ids, undrawn = drawn_tokens(drawn[counted].tobytes())
@@ -149,7 +149,7 @@ class DraftedStep:
         return slice(first, first + self._sizes[i])
 
     def _judge(self, drawn: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-        """bool[S'], the draws that count, one or more of each row; and int[S], how many."""
+        """bool[S'], which draws count (at least one for each row); and int[S], how many count."""
         if self._judged is None:
             counts = self._counts(drawn)
             is_right: npt.NDArray[np.bool_] = self._draws.within < counts[self._draws.row_of]
@@ -163,29 +163,29 @@ class DraftedStep:
         return self._judged
 
     def _counts(self, drawn: IntArray) -> IntArray:
-        """How many tokens each sampling row returns if it has a chain; 1 also where none could be sampled."""
+        """How many tokens each sampling row returns if its guesses form a chain; 1 also where none could be sampled."""
         first = self._draws.first
         wrong = (drawn != self.guesses).nonzero()[0]  # a row's last draw is always wrong
         counts: IntArray = wrong[wrong.searchsorted(first)] - first + 1
-        if drawn.min() < 0:  # a failed draw ends its row if it is the first one; or the next step will reach it again
+        if drawn.min() < 0:  # a failed first draw ends its row; the next step reaches a later failed draw again
             counts -= (counts > 1) & (drawn[first + counts - 1] < 0)
         return counts
 
 
 class Drafts:
-    """Next positions of rows after steps with drafts, which the scheduler does not know before their results."""
+    """Rows' next positions after steps with drafts. The scheduler learns them only from the steps' results."""
 
     def __init__(self, state: RowState, num_rows: int, grammars: Grammars) -> None:
         self._guessing = Guessing(state, grammars)
         self._moves: Moves | None = None
         self._state = state
         self._next_position = np.zeros(num_rows, dtype=np.int64)
-        self._stop_token_ids: dict[int, frozenset[int]] = {}  # of rows
-        self._has_stopped = np.zeros(num_rows, dtype=np.bool_)  # rows: whatever is planned for them is in vain
-        self._steps: list[DraftedStep] = []  # those whose results may not be known yet
+        self._stop_token_ids: dict[int, frozenset[int]] = {}  # by row
+        self._has_stopped = np.zeros(num_rows, dtype=np.bool_)  # by row: its plans are in vain
+        self._steps: list[DraftedStep] = []  # steps whose results may not be known yet
 
     def draft_with(self, drafter: Drafter, moves: Moves | None = None) -> None:
-        """Ask this one from now on. Without `moves`, the chain of first children is computed of each tree."""
+        """Use this drafter from now on. Without `moves`, each tree is reduced to its chain of first children."""
         self._guessing.drafter, self._guessing.takes_trees = drafter, moves is not None
         self._moves = moves
 
@@ -195,10 +195,10 @@ class Drafts:
         return bool(self._steps) or bool(self._moves)
 
     def begin(self, plan: StepPlan) -> None:
-        """Before a plan changes rows, or anybody reads or takes their pages.
+        """Call this before a plan changes rows, and before their pages are read or reassigned.
 
-        What earlier results have told is moved. Rows that the plan takes from their sequences are not touched any more:
-        their pages may be others' from now on.
+        It moves what earlier results have found to be right. Rows that the plan takes from their sequences are not
+        touched any more, because their pages may belong to other sequences from now on.
         """
         self._move()
         self._steps = [before for before in self._steps if not before.is_noted]
@@ -220,14 +220,14 @@ class Drafts:
             self._guessing.drafter.moved(*moved)
 
     def enter(self, new_rows: Sequence[NewRow]) -> None:
-        """Sequences enter rows."""
+        """Reset the rows that new sequences enter."""
         rows = [new.row for new in new_rows]
         self._next_position[rows] = -1
         self._has_stopped[rows] = False
         self._stop_token_ids |= {new.row: frozenset(new.sampling.stop_token_ids) for new in new_rows}
 
     def end(self, plan: StepPlan) -> None:
-        """Tell the drafter of the rows that a plan frees, before it does; blocks until their tokens are known."""
+        """Tell the drafter which rows a plan is about to free; blocks until their tokens are known."""
         if (drafter := self._guessing.drafter) is not None and plan.freed_rows:
             rows = np.frombuffer(plan.freed_rows, dtype=np.int32)
             for before in self._steps:
@@ -237,9 +237,9 @@ class Drafts:
             drafter.ended(rows, (1 + self._next_position[rows]).astype(np.int32))
 
     def expand(self, plan: StepPlan, batch: HostBatch) -> tuple[HostBatch, DraftedStep | None]:
-        """Guess, and write the guesses into the token buffers; return the batch to compute, and how to judge its draws.
+        """Guess, and write the guesses to the token buffers; return the batch to compute, and how to judge its draws.
 
-        This waits for the draws of the steps before with rows whose start is a bound, or that guesses are for.
+        This waits for earlier steps that draw for rows that need guesses, or rows whose start is only an upper bound.
         """
         num_rows, start = batch.rows.shape[0], batch.start
         most = np.frombuffer(plan.num_drafts, dtype=np.int32) if plan.num_drafts else np.zeros_like(start)
@@ -282,7 +282,7 @@ class Drafts:
         return expanded, step
 
     def drawn(self, step: DraftedStep, tokens: Download) -> None:
-        """Another stage has drawn a step's tokens."""
+        """Take a step's tokens, which another stage has drawn."""
         step.download = tokens
         self._note(step)
 

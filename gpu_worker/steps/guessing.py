@@ -1,10 +1,11 @@
-"""Guesses for the rows of a step: those of the drafter, and what grammars make of them.
+"""Guesses for the rows of a step: the drafter's, cut and extended by the rows' grammars.
 
-    forced by the grammar | guessed, up to what it forbids | forced after these
+    forced by the grammar | guessed, cut where the grammar forbids | forced after the guesses
 
-Where a grammar leaves one token only, that is a guess that cannot be wrong. For some texts, such as objects with fixed
-keys, these are most tokens (jump-forward decoding: Zheng et al., "SGLang: Efficient Execution of Structured Language
-Model Programs", 2024; here the model verifies them, so its keys and values, and log-probabilities, are there as usual).
+Where a grammar allows only one token, guessing that token cannot be wrong. In some texts, such as objects with fixed
+keys, most tokens are forced in this way. This is jump-forward decoding (Zheng et al., "SGLang: Efficient Execution of
+Structured Language Model Programs", 2024). Here the model still verifies forced tokens, so their keys, values and
+log-probabilities are computed as usual.
 """
 
 from collections.abc import Sequence as ListOf
@@ -21,11 +22,11 @@ from penstock.gpu_worker.steps.trees import chain_parents, without_trees
 
 
 class Guessing:
-    """Asks the drafter, and the grammars of rows that have one."""
+    """Asks the drafter for guesses, and applies the grammars of the rows that have one."""
 
     def __init__(self, state: RowState, grammars: Grammars) -> None:
         self.drafter: Drafter | None = None
-        self.takes_trees = False  # whether the model can compute them
+        self.takes_trees = False  # whether the model can compute trees
         self._state = state
         self._grammars = grammars
 
@@ -54,7 +55,7 @@ class Guessing:
         most: Int32Array,
         with_grammar: npt.NDArray[np.bool_],
     ) -> Guesses:
-        """`with_grammar`: bool[D], whose guesses are for the grammars to judge."""
+        """`with_grammar`: bool[D], the rows that have a grammar to judge their guesses."""
         if not self._grammars.can_extend:
             return self._ask(drafter, rows, positions, most, (most > 0) & ~with_grammar)
         judged = (with_grammar & (most > 0)).nonzero()[0]
@@ -87,8 +88,8 @@ class Guessing:
         most: Int32Array,
         asked: npt.NDArray[np.bool_],
     ) -> Guesses:
-        """The drafter's guesses, for some of D rows. They are a chain where earlier tokens matter to what is sampled:
-        a row has these once."""
+        """The drafter's guesses for the `asked` ones of D rows. They form a chain for rows that sample by their earlier
+        tokens, because a row has only one set of earlier tokens."""
         if asked.all():
             return self._in_chains(drafter.guess(rows, positions, most), rows)
         counts = np.zeros_like(most)
@@ -99,7 +100,7 @@ class Guessing:
         return guesses._replace(counts=counts)
 
     def _in_chains(self, guesses: Guesses, rows: Int32Array) -> Guesses:
-        """Without the trees that cannot be computed."""
+        """The guesses, with chains in place of trees that cannot be computed."""
         if guesses.parents is not None:
             guesses = without_trees(guesses, [not self._takes_tree(row) for row in rows.tolist()])
         return guesses
@@ -108,7 +109,7 @@ class Guessing:
         return self.takes_trees and not self._state.looks_back(row) and not self._grammars.has(row)
 
     def _extend(self, index: IntArray, rows: Int32Array, most: Int32Array, texts: list[list[int]]) -> None:
-        """Let the grammars judge the texts of these rows."""
+        """Let the grammars cut and extend the guessed texts of these rows."""
         if index.shape[0]:
             guessed = [texts[i] for i in index.tolist()]
             extended = self._grammars.extend(rows[index], guessed, most[index])

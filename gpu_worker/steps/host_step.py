@@ -1,4 +1,4 @@
-"""The host's side of a step: its batch, read from the plan, and its result, made from what the device sends."""
+"""The host's side of a step: the batch is read from the plan, and the result is made from what the device sends."""
 
 import sys
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class HostBatch(NamedTuple):
     paths: Int32Array | None = (
         None  # [N, 1 + D], as in `paged_attention`, if there are trees; their rows have one token
     )
-    places: Int32Array | None = None  # [N], then: where the row's tokens are, from `start` on unless it is a node
+    places: Int32Array | None = None  # [N], with trees: where each row's tokens are; differs from `start` for nodes
 
     @property
     def start_places(self) -> Int32Array:
@@ -43,7 +43,7 @@ class HostBatch(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-    """The log-probabilities of K tokens, each with its position's most likely ones (column 0: the token itself)."""
+    """The log-probabilities of K tokens (column 0), and of the most likely tokens at their positions (the others)."""
 
     token_ids: Tensor  # int32[K, 1 + n]
     logprobs: Tensor  # fp32[K, 1 + n]
@@ -91,9 +91,9 @@ class Passed(NamedTuple):
     """What a stage that draws no tokens passes on."""
 
     hidden: Tensor  # [T, H]
-    rows: Int32Array  # [S'], for which the last stage draws tokens
-    positions: Int32Array  # [S'], where these go
-    note: Callable[[Download], None] | None  # for a step with drafts: takes all tokens that are drawn
+    rows: Int32Array  # [S'], the rows for which the last stage draws tokens
+    positions: Int32Array  # [S'], where the drawn tokens go
+    note: Callable[[Download], None] | None  # for a step with drafts: takes all drawn tokens
 
 
 class PendingStep(Struct, frozen=True):
@@ -112,16 +112,16 @@ class PendingStep(Struct, frozen=True):
     take_copy_times: Callable[[], tuple[int, int]] | None = None
     drafter_error: str = ""
     passed: Passed | None = None
-    pooled_sizes: bytes = b""  # int32[P], as in `StepResult`: of the vectors at the end of the output
+    pooled_sizes: bytes = b""  # int32[P], sizes of the vectors at the end of the output, as in `StepResult`
 
     @property
     def num_us_if_done(self) -> int | None:
-        """What it took; None while the device is computing."""
+        """How long the step took; None while the device is computing."""
         return self.ended.us_since(self.computing or self.began) if self.ended.is_passed() else None
 
     @property
     def tokens(self) -> bytes:
-        """int32[S'], as they were drawn, before any are found to be wrong; blocks until they are there."""
+        """int32[S'], all drawn tokens, before wrong ones are dropped; blocks until they are there."""
         values = b"" if self.output is None else self.output.wait()
         return values[: self.sizes[0]] if self.sizes else values
 
@@ -189,7 +189,7 @@ def drawn_tokens(token_ids: bytes) -> tuple[bytes, tuple[RowError, ...]]:
     Returns:
         (int32[S], with 0 where there is no token; an error for each such row).
     """
-    if token_ids[_TOP_BYTE::4].isascii():  # none is negative: this looks at each number's first bit only
+    if token_ids[_TOP_BYTE::4].isascii():  # true if no number is negative: checks only the sign bits
         return token_ids, ()
     tokens = np.frombuffer(token_ids, dtype=np.int32)
     errors = [RowError(i, _REASONS[int(tokens[i])], "invalid_logits") for i in np.flatnonzero(tokens < 0).tolist()]

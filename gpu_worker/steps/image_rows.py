@@ -1,4 +1,4 @@
-"""The rows whose prompts have pictures: which positions take embeddings from where, and how rows and columns count."""
+"""Rows with pictures in their prompts: which positions take which embeddings, and how their 3D positions count."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,25 +22,25 @@ class _Row(NamedTuple):
     """A row with pictures."""
 
     images: tuple[tuple[RowImage, _Places], ...]  # each with the positions of its embeddings
-    turns: _Places  # int64[3, P], time, row and column of the first positions, if they have some; later ones count on
-    rest: int  # what is added to later positions
+    turns: _Places  # int64[3, P], time, row and column of the first P positions, if the model uses them
+    rest: int  # what is added to the positions after the first P
 
 
 class ImageRows:
-    """Made with the first such row; steps without any of them do not come here."""
+    """Created with the first row that has pictures; steps without such rows do not use it."""
 
     def __init__(self, store: EmbeddingStore, device: Device, *, turns: bool) -> None:
-        """`turns`: whether positions have three parts."""
+        """`turns`: whether positions have three parts (time, row and column)."""
         self._store, self._device, self._turns = store, device, turns
         self._rows: dict[int, _Row] = {}
 
     @property
     def rows(self) -> Sequence[int]:
-        """Those that have pictures now."""
+        """The rows that have pictures now."""
         return tuple(self._rows)
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget rows that end, and take those that begin with pictures."""
+        """Forget the rows that a plan frees, and add its new rows that have pictures."""
         for row in np.frombuffer(plan.freed_rows, np.int32).tolist():
             self._rows.pop(row, None)
         for new in plan.new_rows:
@@ -49,7 +49,7 @@ class ImageRows:
                 self._rows[new.row] = _entered(new, self._store.tower.vision, self._turns)
 
     def inputs(self, batch: HostBatch) -> ImageInputs | None:
-        """What the pictures are to a step; None if none of its rows has one."""
+        """The step's image inputs; None if no row of the step has pictures."""
         if not any(row in self._rows for row in batch.rows.tolist()):
             return None
         places, embeddings, turns, wholes, first = [], [], [], [], 0
@@ -77,7 +77,7 @@ class ImageRows:
 
 
 def _last_seen(batch: HostBatch, wholes: Sequence[WholeImage]) -> Int32Array:
-    """int32[T], of each of the step's tokens the last position that it sees: its own, or its picture's last."""
+    """int32[T], the last position that each token of the step sees: its own, or the last one of its picture."""
     rows = zip(batch.start.tolist(), batch.num_new.tolist(), strict=True)
     seen = np.concatenate([np.arange(start, start + num_new, dtype=np.int32) for start, num_new in rows])
     for its in wholes:
@@ -86,7 +86,7 @@ def _last_seen(batch: HostBatch, wholes: Sequence[WholeImage]) -> Int32Array:
 
 
 def _whole(row: int, begin: int, behind: int, start: int, end: int, first_token: int) -> WholeImage:
-    """Of a picture up to `behind`, in a chunk from `start` to `end`."""
+    """The part of a picture in positions [begin, behind) that is in a chunk of positions [start, end)."""
     if behind > end:
         raise RuntimeError(f"a chunk ends at {end}, inside of a picture that ends at {behind}")
     return WholeImage(row, first_token + begin - start, begin, behind)
@@ -104,7 +104,7 @@ def _turns(row: _Row | None, start: int, end: int) -> _Places:
 
 
 def _entered(new: NewRow, vision: VisionTower, turns: bool) -> _Row:
-    """Where the embeddings of each picture go: to the image tokens among its positions, in order."""
+    """A new row. The embeddings of each picture go to the image tokens among its positions, in order."""
     token_ids = np.frombuffer(new.token_ids, np.int32)
     images = []
     for image in new.images:
@@ -119,7 +119,7 @@ def _entered(new: NewRow, vision: VisionTower, turns: bool) -> _Row:
 
 
 def _counted(images: Sequence[tuple[RowImage, _Places]], vision: GridVision) -> tuple[_Places, int]:
-    """Time, row and column of all positions up to the last picture's end, and what is added to later ones."""
+    """Time, row and column of all positions up to the last picture's end, and what is added to later positions."""
     parts, behind, at = [], 0, 0
     for image, places in images:
         first = int(places[0])

@@ -23,7 +23,7 @@ class SamplingRows(NamedTuple):
 def make_inputs(
     batch: HostBatch, state: RowState, device: Device, page_size: int
 ) -> tuple[ForwardInputs, SamplingRows]:
-    """The device tensors of a step. One upload carries the batch; the rest is gathered on the device."""
+    """Make the device tensors of a step. One upload carries the batch; the rest is gathered on the device."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
     start = batch.start_places
     packed = device.upload(np.concatenate((batch.rows, start, batch.num_new, batch.sample_idx.astype(np.int32))))
@@ -33,7 +33,7 @@ def make_inputs(
         state,
         page_size,
         num_tokens=int(batch.num_new.sum()),
-        # On a GPU the table keeps its width: a kernel is compiled for each kind of row stride.
+        # On a GPU the table keeps its width, because each kind of row stride needs a compiled kernel of its own.
         num_pages=None if device.compiles_launches else -(-max_seq_len // page_size),
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
@@ -49,7 +49,7 @@ def make_inputs(
 def _in_trees(
     inputs: ForwardInputs, last: SamplingRows, batch: HostBatch, device: Device
 ) -> tuple[ForwardInputs, SamplingRows]:
-    """What was gathered at the places of nodes, at their positions."""
+    """Inputs gathered at the places of tree nodes, changed to have the nodes' positions."""
     assert batch.paths is not None
     ahead = device.upload(batch.start - batch.start_places)
     by_token = ahead.repeat_interleave(inputs.query_start_loc.diff(), output_size=inputs.input_ids.shape[0])
@@ -73,12 +73,12 @@ def gather_inputs(
 
     Args:
         batch: int32[3, N]: rows, first positions, number of positions.
-        state: of the rows.
+        state: the state of the rows.
         page_size: tokens per page.
-        num_tokens: T, the sum of the last.
+        num_tokens: T, the sum of the numbers of positions.
         num_pages: columns of the page table that are needed; None for all.
-        max_query_len: as in `ForwardInputs`; so is the next one.
-        max_seq_len: an upper bound is fine.
+        max_query_len: as in `ForwardInputs`.
+        max_seq_len: as in `ForwardInputs`; an upper bound is fine.
 
     Returns:
         The inputs, and the sampling rows of a step in which every row samples.

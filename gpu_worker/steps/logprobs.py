@@ -11,7 +11,7 @@ from penstock.gpu_worker.steps.host_step import HostBatch, TokenScores
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
-"""Limit for fp32 logits of prompt positions held at once: those of a long chunk over a large vocabulary take GiB."""
+"""Limit for fp32 logits of prompt positions held at once: a long chunk over a large vocabulary would take GiB."""
 
 
 def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
@@ -33,13 +33,13 @@ def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
 def prompt_scores(
     model: Model, hidden: Tensor, batch: HostBatch, state: RowState, device: Device
 ) -> TokenScores | None:
-    """Score the prompt tokens that follow this step's positions, for the rows that ask for it; None if there are none.
+    """Score the prompt tokens after this step's positions, for the rows that ask for it; None if there are none.
 
     Args:
-        model: for its head.
-        hidden: [T, H], of all the step's tokens.
+        model: its head computes the logits.
+        hidden: [T, H], the hidden states of all the step's tokens.
         batch: the step.
-        state: what the rows ask for, and their tokens.
+        state: the rows' tokens and requests.
         device: where `hidden` is.
     """
     num_best = state.prompt_logprobs[batch.rows]

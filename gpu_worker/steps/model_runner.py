@@ -90,12 +90,12 @@ class ModelRunner:
         self._grammars = (Grammars if self._draws else _grammars_elsewhere())(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
         if isinstance(config, Decoder) and config.shard is not None:
-            self._grammars.can_extend &= config.shard.place.num_stages == 1  # all stages must guess the same
+            self._grammars.can_extend &= config.shard.place.num_stages == 1  # all stages must make the same guesses
         self._drafts = Drafts(self._state, num_rows, self._grammars)
         self._drafter: Drafter | None = None
         self._pooler: Pooler | None = None  # made with the first row that pools
-        self.image_store: EmbeddingStore | None = None  # of a model that takes images
-        self._image_rows: ImageRows | None = None  # made with the first row that has some
+        self.image_store: EmbeddingStore | None = None  # for a model that takes images
+        self._image_rows: ImageRows | None = None  # made with the first row that has images
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # end of the last launched step
         self.host_pages: HostPages | None = None  # a tier below the pool
@@ -106,7 +106,7 @@ class ModelRunner:
         return self._device.memory_use()
 
     def capture_graphs(self, graphs: Graphs, dtype: torch.dtype) -> None:
-        """Capture decode steps as CUDA graphs; `dtype` is that of activations."""
+        """Capture decode steps as CUDA graphs; `dtype` is the activations' dtype."""
         self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
         self._graphs = DecodeGraphs(
             self._model,
@@ -141,7 +141,7 @@ class ModelRunner:
             self._drafter.warm_up(contexts)
 
     def draft_with(self, make: Callable[[RowState], Drafter]) -> None:
-        """Guess tokens of rows, where plans let it."""
+        """Use this drafter to guess tokens where plans allow it."""
         self._state.keep_mirror()
         self._drafter = make(self._state)
         moves = None
@@ -155,14 +155,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def write_drawn(self, rows: Int32Array, positions: Int32Array, tokens: Int32Array) -> None:
-        """Put tokens that another stage has drawn where the next steps read them: int32[S] each."""
+        """Write tokens that another stage has drawn to where the next steps read them; arguments are int32[S] each."""
         self._state.write_tokens(rows, positions, np.ones_like(rows), tokens.tobytes())
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, given: Tensor | None = None) -> PendingStep:
-        """Do the host's part of a plan; on a GPU this returns before the device is done.
+        """Do the host's part of a plan. On a GPU this returns before the device is done.
 
-        `given`: what the stage before has made of it, [T, H].
+        `given`: the output of the stage before, [T, H].
         """
         began, ended_before = self._device.mark(), self._ended
         computing: Mark | None = None
@@ -241,7 +241,7 @@ class ModelRunner:
         )
 
     def _pass_on(self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None) -> Passed | None:
-        """Compute the layers of a stage that is not the last one."""
+        """Compute the layers of this stage, if it is not the last one."""
         if batch.rows.shape[0] == 0:
             return None
         if self._whole_step is not None and int(batch.num_new.sum()) <= self._whole_step.max_tokens:
@@ -293,20 +293,20 @@ class ModelRunner:
         return pack(tokens, drawn, prompt), row_errors
 
     def _room_for_drafter(self, num_tokens: int) -> dict[str, Tensor]:
-        """Where a whole step puts what the drafter wants of it, as `Compute` calls that."""
+        """The buffers for what the drafter wants from a whole step, as keyword arguments of `Compute`."""
         if self._drafter is None or not self._drafter.traits.wants_hidden:
             return {}
         num_taps = self._drafter.traits.num_taps
         return {"taps" if num_taps else "hidden": self._room_for_hidden(num_tokens, max(1, num_taps))}
 
     def _room_for_hidden(self, num_tokens: int, num_states: int = 1) -> Tensor:
-        """fp32[T, n * H], for so many hidden states of each position."""
+        """fp32[T, n * H], room for `num_states` hidden states of each position."""
         config = self._model.config
         assert isinstance(config, Decoder)
         return torch.empty(num_tokens, config.hidden_size * num_states)
 
     def _logits_of(self, hidden: Tensor, drawing: IntArray) -> Tensor:
-        """[S, H], and which of them draw, int64[D] -> [D, V]"""
+        """Logits [D, V] of the rows `drawing`, int64[D], of [S, H]."""
         if not drawing.shape[0]:
             return hidden.new_empty(0, self._model.config.vocab_size)
         if drawing.shape[0] == hidden.shape[0]:
@@ -314,7 +314,7 @@ class ModelRunner:
         return self._model.logits(hidden.index_select(0, self._device.upload(drawing)))
 
     def _tell_drafter(self, batch: HostBatch, hidden: Tensor) -> None:
-        """What `Model.forward` has made."""
+        """Give the drafter what `Model.forward` has computed."""
         if self._drafter is None:
             return
         if self._drafter.traits.num_taps and isinstance(self._model, HandsOutLayers) and self._model.tapped is not None:
@@ -337,7 +337,7 @@ class ModelRunner:
                 self._pooler.take(batch, hidden)
             return hidden, sampling, None
         inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-        self._begin_masks(batch, drafted)  # not earlier: two Python threads at once are slow
+        self._begin_masks(batch, drafted)  # not earlier, because two Python threads slow each other down
         hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
         self._tell_drafter(batch, hidden)
         if self._pooler is not None:
@@ -354,8 +354,8 @@ class ModelRunner:
     ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
         """Sample from [S, V] logits, and score the sampled tokens where a row asks for it.
 
-        The next step reads the tokens from the row state, whether or not the host has seen them. Only logits computed
-        by the native CPU kernels come without `sampling`, which these do not need.
+        The next step reads the tokens from the row state, whether or not the host has seen them. `sampling` may be
+        missing only for logits from the native CPU kernels, because sampling from those does not use it.
         """
         state = self._state
         rows = batch.rows[batch.sample_idx]

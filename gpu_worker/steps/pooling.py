@@ -1,4 +1,4 @@
-"""Rows that give a vector in place of a token: pooled from the final hidden states of their positions."""
+"""Rows that return a vector instead of a token: it is pooled from the final hidden states of their positions."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ _SMALLEST = 1e-12
 class Pooler:
     """The rows that pool, and the sums over their positions so far.
 
-    Sums are of float64: their order, which depends on how a prompt was cut into chunks, stays below what fp32 can show.
-    A row begins at position 0 whenever its mean is asked for, so that its sum is of all positions.
+    Sums are float64: their order depends on how a prompt was cut into chunks, and in float64 that makes no difference
+    that fp32 can show. A row whose mean is asked for begins at position 0, so its sum covers all positions.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Pooler:
         self._sums.pop(row, None)
 
     def drawing(self, batch: HostBatch) -> npt.NDArray[np.int64]:
-        """int64[D], which of the sampling rows draw tokens: indices into `batch.sample_idx`."""
+        """int64[D], the sampling rows that draw tokens, as indices into `batch.sample_idx`."""
         rows = batch.rows[batch.sample_idx].tolist()
         return np.array([i for i, row in enumerate(rows) if row not in self.rows], dtype=np.int64)
 
     def spread(self, logits: Tensor, batch: HostBatch) -> Tensor:
-        """Logits of the rows that draw, [D, V] -> [S, V]: those whose tokens nobody reads have zeros."""
+        """Logits of the rows that draw, [D, V] -> [S, V]; the other rows are zeros, and their tokens are not read."""
         drawing = self.drawing(batch)
         if drawing.shape[0] == batch.sample_idx.shape[0]:
             return logits

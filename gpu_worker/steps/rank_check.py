@@ -1,4 +1,4 @@
-"""Whether the ranks that draw the same rows draw the same tokens (`--check-ranks`)."""
+"""Checks that ranks that sample the same rows draw the same tokens (`--check-ranks`)."""
 
 from torch import Tensor
 
@@ -6,11 +6,11 @@ from penstock.gpu_worker.parallel.ranks import Ranks
 
 
 class RanksDisagreeError(RuntimeError):
-    """Ranks have drawn different tokens from what should be the same logits."""
+    """Ranks have drawn different tokens, though their logits should be the same."""
 
 
 class RankCheck:
-    """Compares the tokens of each step. Every rank of the stage makes one, and waits for the others."""
+    """Compares the tokens of each step. Every rank of the stage has one, and waits for the others."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -19,7 +19,7 @@ class RankCheck:
         """Compare int[S], one token for each row that samples.
 
         Raises:
-            RanksDisagreeError: on all ranks, if one has another token.
+            RanksDisagreeError: on all ranks, if any rank has a different token.
         """
         of_all = self._ranks.all_gather(tokens).view(-1, tokens.shape[0])
         differ = (of_all != of_all[0]).any(dim=0)

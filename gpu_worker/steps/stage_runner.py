@@ -1,8 +1,8 @@
-"""Steps of one stage of a pipeline: what must be there before a step, and what goes to the other stages after it.
+"""Steps of one stage of a pipeline: what a step needs from other stages, and what it sends to them.
 
-A step is due when the stage before has handed on its hidden states and, on all stages but the last one, the tokens are
-known that its rows continue with: the last stage draws them, and tells. Steps are launched in the order of their plans;
-those before the last stage have no results.
+A step is due when the stage before has sent its hidden states. On all stages but the last one, the tokens that its rows
+continue with must be known, too: the last stage draws them and sends them. Steps are launched in the order of their
+plans. Only the last stage returns results.
 """
 
 from typing import NamedTuple
@@ -19,14 +19,14 @@ from penstock.ipc.messages import StepPlan, StepResult
 
 
 class _Owed(NamedTuple):
-    """The tokens of a launched step, which the last stage draws."""
+    """The tokens of a launched step that the last stage has yet to draw."""
 
     passed: Passed
     is_live: npt.NDArray[np.bool_]  # [S']: whether the row still holds the sequence of that step
 
 
 class _Told(NamedTuple):
-    """Drawn tokens that have come, as a `Download`."""
+    """Drawn tokens that have arrived, as a `Download`."""
 
     tokens: bytes
 
@@ -47,14 +47,14 @@ class StageRunner:
         self._owed: dict[int, _Owed] = {}  # by step
         self._waits = np.zeros(num_rows, dtype=np.bool_)  # rows whose next token is not known here
         self.inbox = pipeline.inbox
-        """Readable when there is something for `take` to take."""
+        """Readable when `take` has something to take."""
 
     @property
     def grammar_store(self) -> GrammarStore:
         return self._runner.grammar_store
 
     def begin(self, epoch: int) -> None:
-        """Another scheduler sends plans from now on, or the same one anew."""
+        """A new scheduler sends plans from now on, or the same one has started over."""
         self._pipeline.begin(epoch)
 
     def clear_rows(self) -> None:
@@ -73,7 +73,7 @@ class StageRunner:
             self._note(self._owed.pop(step_id), tokens)
 
     def is_due(self, plan: StepPlan) -> bool:
-        """Whether everything is there that a plan needs; it is the next one to be launched."""
+        """Whether everything that a plan needs is there. The plan must be the next one to launch."""
         self.take()
         if not plan.rows:
             return True
@@ -82,7 +82,7 @@ class StageRunner:
         waits = self._waits[np.frombuffer(plan.rows, dtype=np.int32)]
         if not waits.any():
             return True
-        new = [new.row for new in plan.new_rows]  # in place of sequences whose tokens nobody needs
+        new = [new.row for new in plan.new_rows]  # the tokens of the sequences that they replace are not needed
         return bool(np.isin(np.frombuffer(plan.rows, dtype=np.int32)[waits], new).all())
 
     def launch(self, plan: StepPlan) -> "PendingStep | _LastStep":
@@ -103,7 +103,7 @@ class StageRunner:
         return step
 
     def _forget(self, plan: StepPlan) -> None:
-        """Rows that end, or that others take: what is still drawn for them must not be written there."""
+        """Rows that a plan frees or gives to new sequences: tokens still to be drawn must not be written to them."""
         rows = np.frombuffer(plan.freed_rows, dtype=np.int32)
         if plan.new_rows:
             rows = np.concatenate((rows, np.array([new.row for new in plan.new_rows], dtype=np.int32)))
@@ -113,13 +113,13 @@ class StageRunner:
                 owed.is_live[np.isin(owed.passed.rows, rows)] = False
 
     def _note(self, owed: _Owed, tokens: bytes) -> None:
-        """The last stage has drawn a step's tokens."""
+        """Take a step's tokens, which the last stage has drawn."""
         (_, rows, positions, note), is_live = owed
         if note is not None:
             note(_Told(tokens))
         if not is_live.any():
             return
-        drawn = np.frombuffer(tokens, dtype=np.int32)[is_live].clip(min=0)  # without a token a row ends
+        drawn = np.frombuffer(tokens, dtype=np.int32)[is_live].clip(min=0)  # negative: no token, so the row ends
         self._waits[rows[is_live]] = False
         self._runner.write_drawn(rows[is_live], positions[is_live], drawn)
 
@@ -139,7 +139,7 @@ class _LastStep(NamedTuple):
         return self.step.is_ready()
 
     def result(self) -> StepResult:
-        """Its result, once the other stages are told the tokens; its time is that of all stages."""
+        """Send the tokens to the other stages, then return the result; its time covers all stages."""
         if tokens := self.step.tokens:
             self.pipeline.tell(self.step_id, tokens)
         result = self.step.result()

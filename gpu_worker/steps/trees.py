@@ -1,14 +1,15 @@
 """Trees of drafts: several guesses for a position, of which at most one is right.
 
-A row's guesses are nodes, numbered from 0; a node's parent is a node before it, or the row's last token. Node i is
-computed at its path's position, and its token, keys and values are at place start + 1 + i of the row, `start` being the
-position of the row's last token: that is where a chain has the position start + 1 + i. Attention finds a node's
+A row's guesses are nodes, numbered from 0. A node's parent is an earlier node, or the row's last token. Node i is
+computed at the position that its path gives it. Its token, keys and values are at place start + 1 + i of the row, where
+`start` is the position of the row's last token; in a chain, place and position are the same. Attention finds a node's
 ancestors by its path (`paths` in `kernels/paged_attention.py`), in the order of their positions. So each node gets the
-bits that its tokens get one after the other, and its draw is the one that a plain decode makes there.
+same bits as if the tokens of its path were decoded one by one, and its draw is the one that a plain decode would make.
 
-Afterwards the right path is moved to the positions that it has: at the beginning of the next step, before anybody reads
-or takes the row's pages. Sources: Cai et al., "Medusa" (2024); Miao et al., "SpecInfer" (2024), for trees that one step
-verifies. These mask the other nodes; keys in the order of places would change the order of sums.
+Afterwards the right path is moved from its places to its positions. This happens at the beginning of the next step,
+before the row's pages are read or reassigned. Sources for trees that one step verifies: Cai et al., "Medusa" (2024);
+Miao et al., "SpecInfer" (2024). Both mask the other nodes instead; but keys in the order of places would change the
+order of sums.
 """
 
 from collections.abc import Sequence
@@ -30,12 +31,12 @@ class DraftTree(NamedTuple):
     """The guesses for one row of a batch."""
 
     row: int
-    start: int  # position of its last token
+    start: int  # position of the row's last token
     token_ids: Sequence[int]  # of each node
     parents: Sequence[int]  # -1: the row's last token
 
     def paths(self) -> list[list[int]]:
-        """Of each node: its ancestors and itself."""
+        """For each node: its ancestors and itself."""
         found: list[list[int]] = []
         for node, parent in enumerate(self.parents):
             found.append([*(found[parent] if parent >= 0 else ()), node])
@@ -45,11 +46,11 @@ class DraftTree(NamedTuple):
         """Which draws count.
 
         Args:
-            drawn: of the row's last token, then of each node; negative where none could be sampled.
+            drawn: the token drawn after the row's last token, then after each node; negative where sampling failed.
 
         Returns:
-            Indices of `drawn`, ascending, the first one 0. A failed draw ends the path unless it is the first one, so
-            that the next step reaches it again.
+            Indices into `drawn`, ascending, beginning with 0. The path ends before a failed draw (unless that is the
+            first one), so that the next step reaches it again.
         """
         right = [0]
         while (token := drawn[right[-1]]) >= 0:
@@ -73,7 +74,7 @@ def is_chain(parents: Int32Array) -> bool:
 
 
 def first_path(parents: Sequence[int]) -> list[int]:
-    """The chain of first children: nodes, each the first one whose parent is the one before."""
+    """The chain of first children: each node is the first child of the one before."""
     nodes: list[int] = []
     for node, parent in enumerate(parents):
         if parent == (nodes[-1] if nodes else -1):
@@ -82,7 +83,7 @@ def first_path(parents: Sequence[int]) -> list[int]:
 
 
 def without_trees(guesses: Guesses, is_chained: Sequence[bool]) -> Guesses:
-    """The same with chains of first children for some of the rows, [D]; without parents if no tree is left."""
+    """Reduce the trees of some rows (bool [D]) to chains of first children; drop `parents` if no tree is left."""
     if guesses.parents is None:
         return guesses
     ends = guesses.counts.cumsum().tolist()
@@ -101,7 +102,7 @@ def without_trees(guesses: Guesses, is_chained: Sequence[bool]) -> Guesses:
 
 
 def trees_of(rows: Int32Array, start: Int32Array, guesses: Guesses) -> dict[int, DraftTree]:
-    """Of each of D rows whose guesses are no chain, by its index; `start`: int32[D], positions of the last tokens."""
+    """The trees of those of D rows that have one, by index; `start`: int32[D], positions of the rows' last tokens."""
     assert guesses.parents is not None
     found: dict[int, DraftTree] = {}
     for i, (count, end) in enumerate(zip(guesses.counts.tolist(), guesses.counts.cumsum().tolist(), strict=True)):
@@ -113,11 +114,11 @@ def trees_of(rows: Int32Array, start: Int32Array, guesses: Guesses) -> dict[int,
 
 
 def path_table(num_rows: int, trees: Sequence[tuple[int, DraftTree]]) -> Int32Array:
-    """Return int32[N, 1 + D], what attention takes for a batch.
+    """Return int32[N, 1 + D], the `paths` that attention takes for a batch.
 
     Args:
         num_rows: N.
-        trees: each with the batch row of its first node; the others follow.
+        trees: each with the batch row of its first node; the other nodes are in the rows after it.
     """
     paths = [(first, tree, tree.paths()) for first, tree in trees]
     depth = max(len(path) for _, _, its in paths for path in its)
@@ -131,8 +132,8 @@ def path_table(num_rows: int, trees: Sequence[tuple[int, DraftTree]]) -> Int32Ar
 
 
 def positions_of(places: Int32Array, paths: Int32Array) -> Int32Array:
-    """int32[N], the positions of what is at these places, by the `path_table` of a batch."""
-    depths = (paths[:, 1:] > 0).sum(axis=1)  # no place is 0: that is before any tree
+    """int32[N], the positions of the tokens at these places, by the `path_table` of a batch."""
+    depths = (paths[:, 1:] > 0).sum(axis=1)  # 0 is padding: place 0 is before any tree
     return np.where(paths[:, 0] == NO_PATH, places, paths[:, 0] + depths - 1).astype(np.int32)
 
 
@@ -148,25 +149,25 @@ def why_no_trees(config: ModelConfig) -> str:
 
 
 class Moves:
-    """What is to be moved before the next step: right paths, and the tokens that were drawn on them."""
+    """Moves to be made before the next step: right paths, and the tokens that were drawn on them."""
 
     def __init__(self, state: RowState, kv: KVPool, device: Device) -> None:
         self._state, self._kv, self._device = state, kv, device
-        self._moved: list[tuple[int, int, int]] = []  # row, from where, to which position
+        self._moved: list[tuple[int, int, int]] = []  # row, place, position
         self._drawn: list[tuple[int, int, int]] = []  # row, position, token
 
     def __bool__(self) -> bool:
         return bool(self._drawn)
 
     def add(self, tree: DraftTree, right: Sequence[int], drawn: Sequence[int]) -> None:
-        """These draws of a tree count; `drawn` are all of it."""
+        """Record the draws of a tree that count: `right` are indices into `drawn`, which has all draws of the tree."""
         for i, draw in enumerate(right):
             if draw != i:
                 self._moved.append((tree.row, tree.start + draw, tree.start + i))
             self._drawn.append((tree.row, tree.start + 1 + i, max(0, drawn[draw])))
 
     def apply(self) -> tuple[Int32Array, Int32Array, Int32Array] | None:
-        """Move; returns rows, sources and targets, int32[M] each, if there are any."""
+        """Make the moves; return rows, sources and targets, int32[M] each, or None if there is nothing to report."""
         state, kv = self._state, self._kv
         rows, positions, tokens = np.array(self._drawn, dtype=np.int32).T
         state.write_tokens(rows, positions, np.ones_like(rows), tokens.tobytes())
