@@ -1,1 +1,1 @@
-"""Who guesses tokens: drafters, one file each."""
+"""Drafters, which guess tokens; one file each."""

@@ -1,4 +1,4 @@
-"""No guesses but those that come from grammars anyway: the tokens that a grammar forces (jump-forward)."""
+"""No guesses except the tokens that a grammar forces (jump-forward), which need no drafter."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array
 
 
 class OnlyForced(Drafter):
-    """For those who want the tokens that grammars force, and no other guesses."""
+    """Guesses nothing itself, so that only forced tokens are guessed."""
 
     def guess(self, rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:
         """See `Drafter`."""

@@ -1,4 +1,4 @@
-"""A drafter whose failures cost its guesses only: it is switched off, and the model goes on alone."""
+"""A drafter that may fail without harm: it is switched off, and the model goes on without guesses."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def guarded(make: Callable[[RowState], Drafter], state: RowState) -> Drafter:
-    """Make a drafter that is guarded."""
+    """Make a drafter, and guard it."""
     return Guarded(make(state))
 
 
 class Guarded(Drafter):
-    """Passes everything on to another drafter until that fails. Not for several ranks: they must guess the same."""
+    """Passes all calls on to another drafter until that fails. Not for several ranks, which must guess the same."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter: Drafter | None = drafter
@@ -68,7 +68,7 @@ class Guarded(Drafter):
             return otherwise
         try:
             return work(self._drafter)
-        except Exception as error:  # whatever it is: the model does not need it
+        except Exception as error:  # any failure, since the model works without guesses
             log.exception("the drafter has failed and is switched off: streams go on without guesses")
             self._drafter, self._error = None, failure_reason(error)
             return otherwise

@@ -1,7 +1,8 @@
-"""Pages of a drafter: one for each page of the model's first group, with the same number, so tables are shared.
+"""Pages of a drafter: one for each page of the model's first group, with the same number, so page tables are shared.
 
-What is in a page that the model's prefix cache knows is found there again. Pages that come back from the host's memory,
-or from another engine, hold what was there before: guesses are worse then, and nothing else.
+When the model's prefix cache reuses a page, the drafter finds its own data in the page with the same number. For pages
+that come back from the host's memory or from another engine, the drafter's page has stale data. Then its guesses are
+worse, but nothing else changes.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from penstock.ipc.messages import ON_DEVICE, StepPlan
 
 
 class DraftPages:
-    """The pool."""
+    """The drafter's pool of pages."""
 
     def __init__(
         self, group: PageGroup, num_pages: int, kv: KVType, device: Device, *, has_dummy_page: bool = False
@@ -25,7 +26,7 @@ class DraftPages:
         self._device = device
 
     def apply(self, plan: StepPlan) -> tuple[Int32Array, Int32Array]:
-        """Copy pages as the plan copies the model's; return from where and to where, int32[C] each."""
+        """Copy pages as the plan copies the model's; return sources and targets, int32[C] each."""
         src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
         if plan.copy_tiers:
             stays = np.frombuffer(plan.copy_tiers, dtype=np.uint8) == ON_DEVICE
@@ -37,10 +38,10 @@ class DraftPages:
 
 
 def uncounted(device: Device) -> AbstractContextManager[None]:
-    """What a drafter computes in here does not count as layers of the model, by which other engines read its pages."""
+    """In here a drafter's layers are not counted: other engines read the model's pages by the count of its layers."""
     return nullcontext() if device.library is None else device.library.uncounted()
 
 
 def draft_page_bytes(group: PageGroup, kv: KVType) -> int:
-    """Bytes of a page."""
+    """Bytes of one page of a drafter."""
     return page_bytes((group,), kv)

@@ -34,14 +34,14 @@ DRAFTERS: Mapping[str, Prepare | str] = {
     "draft_model": _DRAFT_MODEL,
     **dict.fromkeys(("eagle", "eagle3", "medusa", "mtp"), _HEADS),
 }
-"""What prepares each; or "module:function", which is imported when somebody wants it."""
+"""The function that prepares each drafter, or "module:function", which is imported when it is needed."""
 
 
 def prepare_drafter(config: SpeculativeConfig, target: Target) -> Prepared:
-    """Load what the drafter needs beside the model.
+    """Load what the drafter needs besides the model.
 
     Raises:
-        ConfigError: it does not suit the model.
+        ConfigError: the drafter does not suit the model.
     """
     found = DRAFTERS[config.method]
     if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""What drafters are made of: the model whose tokens they guess, and what is there at each point of a start."""
+"""What drafters are made from: the model for which they guess, and what exists at each point of a start."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -20,7 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Computed(NamedTuple):
-    """A model that computes batches, and what its pages are."""
+    """A model that computes batches, with its page groups and the type of its KV."""
 
     model: Model
     groups: tuple[PageGroup, ...]
@@ -28,13 +28,13 @@ class Computed(NamedTuple):
 
 
 class Passes(Protocol):
-    """A draft model over the rows of the model's state."""
+    """Forward passes of a draft model over the rows of the model's state."""
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
 
     def capture(self, graphs: Graphs) -> None:
-        """Record what passes launch."""
+        """Capture what passes launch."""
 
     def compute(self, rows: Int32Array, start: Int32Array, num_new: Int32Array, samples: Int64Array) -> Tensor:
         """Compute N rows.
@@ -42,7 +42,7 @@ class Passes(Protocol):
         Args:
             rows: int32[N].
             start: int32[N], their first positions.
-            num_new: int32[N], how many each computes.
+            num_new: int32[N], how many positions each computes.
             samples: int64[S], which of the N are sampled from.
 
         Returns:
@@ -51,16 +51,16 @@ class Passes(Protocol):
 
 
 class MakePasses(Protocol):
-    """Makes them."""
+    """Makes `Passes`."""
 
     def __call__(
         self, model: Model, kv: KVPool, state: RowState, device: Device, dtype: torch.dtype, max_len: int
     ) -> Passes:
-        """`kv` has one page group; `dtype` is that of activations, `max_len` the longest sequence."""
+        """`kv` has one page group; `dtype` is the activations' dtype, `max_len` the longest sequence."""
 
 
 class Target(NamedTuple):
-    """The model, before its rows and pages are there."""
+    """The model, before its rows and pages exist."""
 
     config: Config
     model_config: ModelConfig
@@ -71,12 +71,12 @@ class Target(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A drafter, when its weights are there."""
+    """A drafter with its weights loaded."""
 
     make: Callable[[int, RowState], Drafter]  # from the number of pages, and the rows
     page_bytes: int = 0
-    """What it keeps for each page of the model, in a page with the same number."""
+    """Bytes that it keeps for each page of the model, in a page with the same number."""
     computed: Computed | None = None
-    """What computes batches as large as the model's, and needs as much room for activations."""
+    """A model of the drafter that computes batches as large as the target's, so its activations need memory, too."""
     row_bytes: int = 0
-    """What it keeps for each row."""
+    """Bytes that it keeps for each row."""

@@ -1,1 +1,1 @@
-"""A smaller model of the same vocabulary, which computes the sequences, too."""
+"""A smaller model with the same vocabulary, which computes the sequences as well."""

@@ -1,13 +1,13 @@
-"""A draft model: a smaller model of the same vocabulary guesses by computing the sequences, too.
+"""A draft model: a smaller model with the same vocabulary computes the sequences as well, and so guesses tokens.
 
-It draws as the model does, with the noise of the same position and seed, and the row's own temperature and filters. So
-both draw the same token wherever their distributions are alike, and nothing need be rejected.
+It draws as the model does, with the same noise for the same position and seed, and the row's own temperature and
+filters. So both draw the same token where their distributions are alike, and no rejection sampling is needed.
 Source: Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding" (2025).
 
-It keeps its keys and values in pages of its own with the numbers of the model's, and computes the same chunks of
-prompts. Where it is behind, because a prompt was found in a cache, or nothing was guessed for a while, it
+It keeps its keys and values in pages of its own, numbered as the model's pages, and computes the same chunks of
+prompts. It can fall behind, because a prompt was found in a cache, or because nothing was guessed for a while. Then it
 catches up by a bounded number of tokens a step, and guesses nothing for rows that are still behind.
-Pages that several rows share may be written again: they get what they hold, since they hold the same tokens.
+Pages that several rows share may be written again. This does not change them, since they hold the same tokens.
 """
 
 from collections.abc import Sequence
@@ -29,20 +29,20 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
 
 _CATCH_UP = 256
-"""Tokens that a step may compute beyond those of its own: a few times what a decode costs the model itself."""
+"""Tokens that a step may compute to catch up: they cost a few times what a decode costs the model itself."""
 
 _UNASKED = 64
-"""Plans without guesses after which prompts are left alone: guesses do not pay now, or there are no decodes."""
+"""After so many plans without guesses, prompts are not computed: guesses do not pay now, or there are no decodes."""
 
 
 class Bounds(NamedTuple):
-    """What a draft model is kept to."""
+    """Limits of a draft model."""
 
-    max_drafts: int  # tokens for a row in a step
+    max_drafts: int  # guesses for a row in a step
     max_len: int  # positions that it can compute
     max_tokens: int  # in a pass
-    vocab_size: int  # numbers of tokens that it knows
-    model_vocab_size: int  # the same of the model for which it guesses
+    vocab_size: int  # of the draft model
+    model_vocab_size: int  # of the model for which it guesses
 
 
 class DraftModel(Drafter):
@@ -59,7 +59,7 @@ class DraftModel(Drafter):
         bounds: Bounds,
         classes: PromptClasses | None = None,
     ) -> None:
-        """`classes`: of prompts, in which the draft model's positions mean something else."""
+        """`classes`: prompt lengths for which the draft model's positions are encoded differently."""
         self._passes = passes
         self._state = state
         self._device = device
@@ -67,7 +67,7 @@ class DraftModel(Drafter):
         self._pages = pages
         self._kv = Validity(state, pages.kv.num_pages, pages.kv.page_size, bounds.max_drafts, classes)
         self._is_left_out = np.zeros(state.token_ids.shape[0], dtype=np.bool_)  # rows that want no guesses
-        self._num_unasked = 0  # plans that sample and let nothing be guessed, one after the other
+        self._num_unasked = 0  # consecutive plans that sample but allow no guesses
 
     def clear(self) -> None:
         self._kv.clear()
@@ -77,7 +77,7 @@ class DraftModel(Drafter):
         self._passes.capture(graphs)
 
     def warm_up(self, contexts: Sequence[int]) -> None:
-        """See `Drafter`. Decodes of one token and of two, and prompts; all on the page that tables begin with."""
+        """See `Drafter`. Decodes of one and of two tokens, and prompts; all on the page that page tables begin with."""
         row = np.zeros(1, dtype=np.int32)
         for end in sorted({min(context, self._bounds.max_len) for context in contexts}):
             for num_new in sorted({min(count, end, self._bounds.max_tokens) for count in (1, 2, _CATCH_UP)}):
@@ -122,7 +122,7 @@ class DraftModel(Drafter):
         return Guesses(counts, tokens[np.arange(tokens.shape[1]) < counts[:, None]])
 
     def _draw(self, rows: Int32Array, positions: Int32Array, valid: Int64Array, most: Int32Array) -> Int32Array:
-        """int32[D, k]: up to `most` tokens for each row; a number below 0 where there is none."""
+        """int32[D, k]: up to `most` tokens for each row; negative where there is none."""
         tokens = np.full((rows.shape[0], max(1, int(most.max(initial=0)))), -1, dtype=np.int32)
         drawn: list[Tensor] = []
         asked: list[Int64Array] = []
@@ -140,22 +140,22 @@ class DraftModel(Drafter):
         first = asked[0]
         self._kv.computed(rows[first], positions[first].astype(np.int64) + 1)
         if tokens.shape[1] > 1:
-            was_input = np.arange(1, tokens.shape[1]) < most[first, None]  # the last guess was not
+            was_input = np.arange(1, tokens.shape[1]) < most[first, None]  # the last guess was not an input
             self._kv.computed_guesses(rows[first], np.where(was_input, tokens[first, :-1], -1))
         return tokens
 
     def _pass(self, rows: Int32Array, start: Int32Array, num_new: Int32Array) -> Tensor:
         """Compute rows, and draw the token after each: int32[N], on the device."""
         logits = self._passes.compute(rows, start, num_new, np.arange(rows.shape[0]))
-        if logits.shape[1] > self._bounds.model_vocab_size:  # numbers of no tokens
+        if logits.shape[1] > self._bounds.model_vocab_size:  # beyond the vocabulary
             logits = logits[:, : self._bounds.model_vocab_size].contiguous()
         return draw(logits, rows, start + num_new, self._state, self._device)
 
     def _catch_up(self, rows: Int32Array, valid: Int64Array, ends: Int64Array, own: Int32Array) -> Int64Array:
-        """Compute what is missing up to `ends`: of each row as many tokens as `own` says, and `_CATCH_UP` of all.
+        """Compute what is missing up to `ends`: `own` tokens of each row, and `_CATCH_UP` more of all rows together.
 
         Returns:
-            int64[D], how far rows are valid now.
+            int64[D], how many positions of each row are valid now.
         """
         left, room = _CATCH_UP, self._bounds.max_tokens
         num_new = np.zeros_like(rows)

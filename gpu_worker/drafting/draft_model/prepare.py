@@ -1,4 +1,4 @@
-"""A draft model: from its checkpoint to a drafter. Every rank holds the whole of it."""
+"""A draft model: from its checkpoint to a drafter. Every rank holds the whole draft model."""
 
 import time
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""How far the keys and values that a drafter keeps of its own are valid, for rows and for pages.
+"""How far a drafter's own keys and values are valid, for rows and for pages.
 
-A drafter's pages have the numbers of the model's, so page tables serve both. But only the model's pages are moved
-between tiers and engines, and a step may be computed without the drafter. So a full page is named by its content: a
-digest of all tokens up to its end. Wherever a row's page is from, its keys and values are valid if its name is the
-digest of the row's own tokens, and only then. All ranks come to the same.
+A drafter's pages are numbered as the model's, so page tables serve both. But only the model's pages are moved between
+tiers and engines, and a step may be computed without the drafter. So a full page is named by its content: a digest of
+all tokens up to its end. Wherever a row's page comes from, its keys and values are valid if and only if its name is the
+digest of the row's own tokens. All ranks come to the same result.
 
     positions   0 ...... valid ......... position
                 [ valid )[ to catch up ][ guesses that were inputs )
@@ -21,28 +21,28 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, StepPlan
 
 _NOTHING = b""
-"""The name of a page without valid content, or with less than a page of it."""
+"""The name of a page that is not full of valid content."""
 
 
 class Validity:
-    """The valid part of a drafter's keys and values, of R rows and all pages."""
+    """The valid part of a drafter's keys and values, for R rows and all pages."""
 
     def __init__(
         self, state: RowState, num_pages: int, page_size: int, most: int, classes: PromptClasses | None = None
     ) -> None:
-        """`most`: guesses for a row in a step. `classes`: of the drafter's model."""
+        """`most`: the most guesses for a row in a step. `classes`: those of the drafter's model."""
         num_rows = state.token_ids.shape[0]
         self._state = state
         self._page_size = page_size
         self._classes = classes
         self.num_known = np.zeros(num_rows, dtype=np.int64)
-        """int64[R], how many tokens each row entered with."""
+        """int64[R], the number of tokens with which each row entered."""
         self._valid = np.zeros(num_rows, dtype=np.int64)
-        self._inputs = np.full((num_rows, most), -1, dtype=np.int32)  # guesses computed from there on
+        self._inputs = np.full((num_rows, most), -1, dtype=np.int32)  # guesses computed after the valid positions
         self._names = [_NOTHING] * num_pages
         self._pages: list[list[int]] = [[] for _ in range(num_rows)]
-        self._digests = [_NOTHING] * num_rows  # of the row's first tokens,
-        self._num_digested = np.zeros(num_rows, dtype=np.int64)  # so many pages of them
+        self._digests = [_NOTHING] * num_rows  # of the tokens in the row's first `_num_digested` pages
+        self._num_digested = np.zeros(num_rows, dtype=np.int64)
 
     def clear(self) -> None:
         """Forget all rows and pages."""
@@ -51,12 +51,12 @@ class Validity:
         self._valid[:] = 0
 
     def copied(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Pages have been copied, one after the other."""
+        """Note that pages have been copied, one after the other."""
         for source, target in zip(src, dst, strict=True):
             self._names[target] = self._names[source]
 
     def apply(self, plan: StepPlan) -> None:
-        """Rows and pages of a plan."""
+        """Apply a plan's new rows and pages."""
         for new in plan.new_rows:
             self._enter(new)
         if plan.page_rows:
@@ -84,7 +84,7 @@ class Validity:
         self.num_known[row] = len(new.token_ids) // 4
 
     def _seed(self, num_prompt_tokens: int) -> bytes:
-        """What every name of a row begins with."""
+        """The key of the first digest of a row."""
         classes = self._classes
         if classes is None or num_prompt_tokens <= classes.up_to:
             return b"\0"
@@ -95,7 +95,7 @@ class Validity:
 
         Args:
             rows: int32[D].
-            positions: int32[D], of each row's last token: the host knows the tokens up to there.
+            positions: int32[D], of each row's last token; the host knows the tokens up to there.
         """
         inputs = self._inputs[rows]
         valid: npt.NDArray[np.int64] = self._valid[rows]
@@ -114,7 +114,7 @@ class Validity:
         self._advance(rows, ends)
 
     def computed_guesses(self, rows: Int32Array, guesses: Int32Array) -> None:
-        """After the valid positions, these tokens were inputs: int32[D, at most `most`], -1 where there is none."""
+        """These tokens were inputs after the valid positions: int32[D, at most `most`], -1 where there is none."""
         self._inputs[rows] = -1
         self._inputs[rows, : guesses.shape[1]] = guesses
 

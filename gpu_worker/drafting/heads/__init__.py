@@ -1,1 +1,1 @@
-"""Heads that are fed what the model has computed."""
+"""Heads whose inputs are what the model has computed."""

@@ -1,9 +1,9 @@
-"""Heads with layers of their own: EAGLE, and what is fed alike. They guess token by token, each from the one before.
+"""Heads with layers of their own: EAGLE, and heads with the same inputs. They guess each token from the one before.
 
-At position i a head gets the model's hidden state there and token i + 1, and guesses token i + 2; what it makes of
-position i takes the place of the model's hidden state at i + 1, which is not known yet. Its keys and values of a
-position are computed anew once the model has computed the position. Where they are missing (a row that was not
-guessed for longer than hidden states are kept), it attends to what is there.
+At position i a head gets the model's hidden state there and token i + 1, and guesses token i + 2. The head's output at
+position i stands in for the model's hidden state at i + 1, which is not known yet. The head's keys and values of a
+position are computed anew once the model has computed the position. They may be missing, if nothing was guessed for a
+row for longer than hidden states are kept. Then the head attends to the positions that it has.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from penstock.ipc.messages import StepPlan
 from penstock.kernels.native.chain import Kept, Output
 
 NUM_KEPT = 64
-"""Positions of a row whose hidden states are kept: guesses may pause for so long without a gap."""
+"""The last positions of a row whose hidden states are kept: guesses may pause for so long without a gap."""
 
 
 class HeadDrafter(Drafter):
@@ -47,10 +47,10 @@ class HeadDrafter(Drafter):
         self._device = device
         self._head = HeadModel(weights.layers, pages.kv, state, device, max_len - 1)
         self._kept = kept
-        self._num_done = np.zeros(num_rows, dtype=np.int32)  # of each row: first position that may be missing
+        self._num_done = np.zeros(num_rows, dtype=np.int32)  # by row: the first position that may be missing
         output = self._native_output()
         native = None if output is None else self._head.chain(output, Kept(kept.states, kept.positions, self._num_done))
-        self._native = native  # all guesses of a step in one call
+        self._native = native  # computes all guesses of a step in one call
 
     def apply(self, plan: StepPlan) -> None:
         """See `Drafter`."""
@@ -64,7 +64,7 @@ class HeadDrafter(Drafter):
             self._num_done[rows] = 0
 
     def computed(self, rows: Int32Array, start: Int32Array, num_new: Int32Array, hidden: Tensor | None) -> None:
-        """Keep each row's last hidden states; the positions of longer chunks before their last are computed here."""
+        """Keep each row's last hidden state; in longer chunks, compute the positions before the last one."""
         assert hidden is not None
         if self._weights.taps is not None:
             hidden = self._weights.taps(hidden)
@@ -77,7 +77,7 @@ class HeadDrafter(Drafter):
     def _compute_chunks(
         self, rows: Int32Array, start: Int32Array, num_new: Int32Array, ends: Int32Array, hidden: Tensor
     ) -> None:
-        """All positions whose next token is in the chunk, and the one before it if it is known."""
+        """Compute the positions whose next token is in the chunk: the one before the chunk only if it was kept."""
         has_before = self._kept.has(rows, start - 1)
         first = (start - has_before).astype(np.int32)
         counts = (start + num_new - 1 - first).astype(np.int32)
@@ -100,7 +100,7 @@ class HeadDrafter(Drafter):
         first = self._kept.first_kept(rows, np.minimum(self._num_done[rows], last), last)
         counts = np.where((first < positions) & (positions > 0), most, 0).astype(np.int32)
         asked = np.flatnonzero(counts)
-        order = asked[np.argsort(-counts[asked], kind="stable")]  # those with the most guesses first
+        order = asked[np.argsort(-counts[asked], kind="stable")]  # rows with the most guesses first
         if not order.shape[0]:
             return Guesses(counts, counts[:0])
         tokens = np.zeros((rows.shape[0], int(counts[order[0]])), dtype=np.int32)
@@ -109,7 +109,7 @@ class HeadDrafter(Drafter):
         return Guesses(counts, tokens[np.arange(tokens.shape[1]) < counts[:, None]])
 
     def _chain(self, rows: Int32Array, positions: Int32Array, num_new: Int32Array, most: Int32Array) -> Int32Array:
-        """Guess after guess: int32[D, most[0]]; `most` is descending."""
+        """Guess token after token: int32[D, most[0]]; `most` is descending."""
         first, state = positions - num_new, self._state
         given = self._kept.of(np.repeat(rows, num_new), _runs(first, num_new))
         hidden = self._head.compute(rows, first, num_new, given)
@@ -130,7 +130,7 @@ class HeadDrafter(Drafter):
         return tokens
 
     def _native_output(self) -> Output | None:
-        """What follows the head's layers, if that is the native CPU kernels'."""
+        """The norm and output matrix after the head's layers, if native CPU kernels compute them."""
         matrix, model, token_map = self._weights.output, self._model, self._weights.token_map
         if matrix is None:
             program = model.output if isinstance(model, NativeDecoderModel) else None
@@ -155,6 +155,6 @@ class HeadDrafter(Drafter):
 
 
 def _runs(first: IntArray, counts: IntArray) -> Int32Array:
-    """int32[sum of counts], from each of the first numbers so many on, one run after the other."""
+    """int32[sum of counts], the runs first[i], first[i] + 1, ... of counts[i] numbers, one after the other."""
     ends = counts.cumsum()
     return (np.repeat(first - ends + counts, counts) + np.arange(ends[-1])).astype(np.int32)

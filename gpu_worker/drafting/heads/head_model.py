@@ -1,4 +1,4 @@
-"""A head as a model: at position i it gets what the model knows there, and token i + 1."""
+"""A head as a model: at position i it gets the model's hidden state there, and token i + 1."""
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,7 @@ from penstock.kernels.prepare_inputs import prepare_inputs
 
 
 class HeadModel:
-    """Computes positions of rows, whose keys and values are in pages of its own."""
+    """Computes positions of rows; its keys and values are in pages of its own."""
 
     def __init__(self, layers: Model, kv: KVPool, state: RowState, device: Device, max_model_len: int) -> None:
         num_rows = state.token_ids.shape[0]
@@ -36,12 +36,12 @@ class HeadModel:
 
         Args:
             rows: int32[N].
-            start: int32[N], their first positions; the tokens after these are there.
-            num_new: int32[N], how many each computes.
-            given: [T, H], what the model knows of each position; overwritten.
+            start: int32[N], their first positions; the next token of each position is known.
+            num_new: int32[N], how many positions each computes.
+            given: [T, H], the model's hidden state of each position; overwritten.
 
         Returns:
-            [T, H], what takes the place of this at the next positions.
+            [T, H], what stands in for `given` at the next positions.
         """
         with uncounted(self._device):
             if self._step is not None and given.shape[0] <= self._step.max_tokens:
@@ -49,14 +49,14 @@ class HeadModel:
             return self._layers.forward(self._inputs(rows, start, num_new)._replace(given=given), self._kv)
 
     def chain(self, output: Output, kept: Kept) -> HeadChain | None:
-        """What computes all guesses of a step in one call, if these layers are the native CPU kernels'."""
+        """An object that computes all guesses of a step in one call, if native CPU kernels compute these layers."""
         step, library = self._step, self._device.library
         if step is None or step.program is None or library is None:
             return None
         return HeadChain(library, step.program, output, kept)
 
     def _inputs(self, rows: Int32Array, start: Int32Array, num_new: Int32Array) -> ForwardInputs:
-        """As for the model, but for the tokens, which are those of the next positions."""
+        """As for the model, except that the tokens are those of the next positions."""
         state, page_size, num_tokens = self._state, self._kv.page_size, int(num_new.sum())
         batch = self._device.upload(np.stack((rows, start, num_new, start + 1)))
         ids = prepare_inputs(batch[0], batch[3], batch[2], num_tokens, state.token_ids, state.page_table, page_size)
@@ -76,5 +76,5 @@ class HeadModel:
 
 
 def normed(hidden: Tensor, weights: NormWeights | None) -> Tensor:
-    """What an output matrix gets."""
+    """The input of an output matrix: hidden states after the norm, if there is one."""
     return hidden if weights is None else norm(hidden, weights)

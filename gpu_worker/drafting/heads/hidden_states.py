@@ -1,4 +1,4 @@
-"""The model's last hidden states of each row, until it is known which tokens follow them."""
+"""The last hidden states of each row, which are kept until the tokens that follow them are known."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ _NO_POSITION = -1
 
 
 class HiddenStates:
-    """Of each of R rows the last W positions, in turn: a position's place is its remainder."""
+    """A ring buffer of the last W positions of each of R rows: position p is at place p mod W."""
 
     def __init__(self, num_rows: int, num_kept: int, hidden_size: int, dtype: torch.dtype, device: Device) -> None:
         self.num_kept = num_kept
@@ -20,10 +20,10 @@ class HiddenStates:
         self.states = torch.zeros(num_rows * num_kept, hidden_size, dtype=dtype, device=device.torch_device)
         """[R * W, H]"""
         self.positions: Int32Array = np.full((num_rows, num_kept), _NO_POSITION, dtype=np.int32)
-        """[R, W], of these"""
+        """[R, W], the position of each hidden state."""
 
     def forget(self, rows: Int32Array | slice) -> None:
-        """Other sequences are in these rows now."""
+        """Drop the hidden states of these rows: other sequences are in them now."""
         self.positions[rows] = _NO_POSITION
 
     def keep_last(self, rows: Int32Array, start: Int32Array, num_new: Int32Array, hidden: Tensor) -> None:
@@ -32,7 +32,7 @@ class HiddenStates:
         Args:
             rows: int32[N], each once or, with drafts, once for each position.
             start: int32[N], their first positions.
-            num_new: int32[N], how many each has computed (T in all).
+            num_new: int32[N], how many positions each has computed (T in all).
             hidden: [T, H].
         """
         positions = start + num_new - 1
@@ -45,7 +45,7 @@ class HiddenStates:
         self.positions[rows, within] = positions
 
     def move(self, rows: Int32Array, sources: Int32Array, targets: Int32Array) -> None:
-        """What was kept for `sources` is that of positions `targets`; int32[M] each, all at once."""
+        """Make what was kept for positions `sources` that of positions `targets`; int32[M] each, moved all at once."""
         self.states.index_copy_(0, self._upload(self._places(rows, targets)), self.of(rows, sources))
         self.positions[rows, targets % self.num_kept] = targets
 
@@ -55,8 +55,8 @@ class HiddenStates:
         return found & (positions >= 0)
 
     def first_kept(self, rows: Int32Array, least: Int32Array, positions: Int32Array) -> Int32Array:
-        """int32[N], where each row's run of kept positions that ends at `positions` begins, at `least` or later; behind
-        it if not even this one is kept."""
+        """int32[N], the begin (not before `least`) of each row's run of kept positions that ends at `positions`. If not
+        even that last position is kept, it is `positions` + 1."""
         runs = positions[:, None] - np.arange(min(self.num_kept, 1 + int((positions - least).max())), dtype=np.int32)
         is_kept = self.positions[rows[:, None], runs % self.num_kept] == runs
         is_kept &= runs >= least[:, None]

@@ -1,4 +1,4 @@
-"""Matrices of a drafter's own, outside the list of operations of a model."""
+"""A drafter's own matrices, which are not among the operations of a model."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ class Matrix:
 
     def __init__(self, linear: Linear, library: Library | None, *, rounds_inputs: bool) -> None:
         self._linear = linear
-        self.program: Program | None = None  # of which this is the output matrix
+        self.program: Program | None = None  # has this matrix as its output matrix
         if library is not None:
             packed = linear.pack(library, rounds_inputs=rounds_inputs)
             self.program = ProgramBuilder(packed.num_inputs).build(library, packed)
@@ -23,14 +23,14 @@ class Matrix:
 
 
 class TokenMap:
-    """Where outputs are logits of some of the tokens."""
+    """The tokens to which outputs belong, if outputs are the logits of some tokens only."""
 
     def __init__(self, token_ids: Tensor, vocab_size: int) -> None:
-        """`token_ids`: int64, of each output."""
+        """`token_ids`: int64, the token of each output."""
         self.token_ids = token_ids
         self._vocab_size = vocab_size
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """[S, outputs] -> [S, V]; the other tokens are not guessed."""
+        """[S, outputs] -> [S, V]; other tokens are never guessed."""
         of_all = logits.new_full((logits.shape[0], self._vocab_size), float("-inf"))
         return of_all.index_copy_(1, self.token_ids, logits)

@@ -72,7 +72,7 @@ class MedusaDrafter(Drafter):
         kept: HiddenStates,
         tree: tuple[TokenPath, ...] = (),
     ) -> None:
-        """`tree`: what is guessed, likeliest first; empty: a chain."""
+        """`tree`: the nodes to guess, likeliest first; empty: a chain."""
         self._tree, self._parents = tree, np.array(parents_of(tree), dtype=np.int32)
         self.traits = Traits(guesses_trees=bool(tree), wants_hidden=True)
         self._weights = weights
@@ -114,7 +114,7 @@ class MedusaDrafter(Drafter):
         return Guesses(counts, tokens[np.arange(tokens.shape[1]) < counts[:, None]])
 
     def _guess_trees(self, rows: Int32Array, positions: Int32Array, counts: Int32Array) -> Guesses:
-        """The first nodes of the tree for each row. Of each head the draw is first, then come its likeliest others."""
+        """The first nodes of the tree for each row. Each head's draw comes first, then its likeliest other tokens."""
         asked, nodes = np.flatnonzero(counts), self._tree[: int(counts.max(initial=0))]
         if not nodes:
             return Guesses(counts, counts[:0])
@@ -126,7 +126,7 @@ class MedusaDrafter(Drafter):
             likeliest = logits.topk(min(num_ranks, logits.shape[1]), dim=1).indices.int()
             drawn = draw(logits, rows[asked], positions[asked] + 1 + number, self._state, self._device)
             downloads.append((self._device.download(drawn), self._device.download(likeliest.flatten())))
-        chosen = []  # of each head, the tokens of each row
+        chosen = []  # for each head, the tokens of each row
         for of_drawn, of_likeliest in downloads:
             first = np.frombuffer(of_drawn.wait(), dtype=np.int32).tolist()
             others = np.frombuffer(of_likeliest.wait(), dtype=np.int32).reshape(asked.shape[0], -1).tolist()

@@ -1,4 +1,4 @@
-"""Heads that are fed hidden states: from their checkpoints to drafters."""
+"""Heads that take hidden states: from their checkpoints to drafters."""
 
 from penstock.core.checkpoint.check import ModelTensors
 from penstock.core.checkpoint.decoder import Decoder

@@ -1,4 +1,4 @@
-"""The weights of heads, read by the kernels that compute the model."""
+"""The weights of heads, loaded for the kernels that compute the model."""
 
 from typing import NamedTuple
 
@@ -27,13 +27,13 @@ class HeadWeights(NamedTuple):
     layers: Model
     norm: NormWeights | None
     output: Matrix | None  # None: the model's
-    token_map: TokenMap | None  # of the outputs
-    taps: Matrix | None  # from what comes to layers of the model
+    token_map: TokenMap | None  # the tokens of the outputs
+    taps: Matrix | None  # multiplies the tapped inputs of layers of the model
     num_taps: int
 
 
 def load_head(head: DraftHead, tensors: ModelTensors, target: Target) -> HeadWeights:
-    """Read its weights; embedding and output matrix are the model's, unless it has its own.
+    """Read a head's weights; embedding and output matrix are the model's, unless the head has its own.
 
     Raises:
         ConfigError: the model's embedding cannot be shared.
@@ -69,14 +69,14 @@ def load_head(head: DraftHead, tensors: ModelTensors, target: Target) -> HeadWei
 
 
 def _are_alike(first: Embedding | None, second: Embedding | None) -> bool:
-    """Whether two embeddings hold the same: then one of them is enough."""
+    """Whether two embeddings hold the same weights, so that one of them is enough."""
     if not isinstance(first, PlainEmbedding) or not isinstance(second, PlainEmbedding):
         return False
     return first.weight.dtype == second.weight.dtype and torch.equal(first.weight, second.weight)
 
 
 def _output_rows(target: Target, token_ids: Tensor) -> Tensor:
-    """[N, H], those of the model's output matrix. What it does with logits (scale, cap) does not change their order."""
+    """[N, H], rows of the model's output matrix. Its logits' scale and cap are left out: they keep the order."""
     model = target.model
     if isinstance(model, NativeDecoderModel):
         return model.output_rows(token_ids).to(target.dtype)
@@ -92,12 +92,12 @@ def _token_map(tensors: ModelTensors, target: Target) -> TokenMap:
 
 
 def read_matrix(source: LinearSource, reader: WeightReader, target: Target) -> Matrix:
-    """A matrix of a head's own."""
+    """Read one of a head's own matrices."""
     return Matrix(reader.linear(source), reader.library, rounds_inputs=target.dtype == torch.bfloat16)
 
 
 def head_reader(tensors: ModelTensors, target: Target) -> WeightReader:
-    """What reads a head's tensors, for the kernels that compute the model."""
+    """A reader of a head's tensors, for the kernels that compute the model."""
     library = target.device.library if isinstance(target.model, NativeDecoderModel) else None
     is_bf16 = all(tensor.dtype == "BF16" for tensor in tensors.stored.values() if tensor.dtype not in ("I64", "I32"))
     is_packed = library is not None

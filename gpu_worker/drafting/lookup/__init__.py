@@ -1,1 +1,1 @@
-"""What came after the same tokens before: guesses without weights."""
+"""Guesses without weights: what followed the same tokens before."""

@@ -1,8 +1,8 @@
-"""Prompt lookup: what came after the last few tokens when they were there before in the same sequence.
+"""Prompt lookup: guess what followed the last few tokens at an earlier place in the same sequence.
 
-Source: Saxena, "Prompt Lookup Decoding" (2023). Here the longest n-gram counts, and each of several places where it was
-has a vote on what comes next. A sequence is searched from its beginning each time: 4 bytes a token, of which the
-model's own step reads thousands, so an index would cost more than it saves.
+Source: Saxena, "Prompt Lookup Decoding" (2023). Here the longest n-gram counts, and each of several places where it
+occurred has a vote on what comes next. A sequence is searched from its beginning each time. The search reads 4 bytes a
+token, and the model's own step thousands, so an index would cost more than it saves.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from penstock.gpu_worker.state.row_state import RowState
 Places = npt.NDArray[np.int64]
 
 _FEW = 32
-"""Of more places, those without the next token before are left out one token at a time."""
+"""With more places than this, those that do not match the next token before are dropped, one token at a time."""
 
 _MAX_VOTES = 32
-"""The latest places that vote: more take time, and say the same."""
+"""How many of the latest places vote: more take time, and seldom change the result."""
 
 
 class NgramDrafter(Drafter):
-    """Looks for the longest of the n-grams that a sequence ends with."""
+    """Looks for the longest n-gram at a sequence's end that occurred before."""
 
     traits = Traits(guesses_ahead=True)
 
@@ -46,21 +46,22 @@ class NgramDrafter(Drafter):
 
 
 def last_ngram_before(tokens: Int32Array, min_size: int, max_size: int) -> tuple[Places, int]:
-    """Find the longest n-gram at the end of a sequence that was there before.
+    """Find the longest n-gram at the end of a sequence that occurred earlier in it.
 
     Args:
         tokens: int32[T], at least one.
-        min_size: of the n-gram, in tokens; at least 1.
-        max_size: the same.
+        min_size: least size of the n-gram in tokens, at least 1.
+        max_size: largest size of the n-gram.
 
     Returns:
-        int64[P], ascending, where the tokens right after it are, all below T; and its size. Without any, both are 0.
+        int64[P], ascending, the places right after its earlier occurrences, all below T; and its size. If there is no
+        such n-gram, P and the size are 0.
     """
     last = tokens.shape[0] - 1
     places = np.flatnonzero(tokens[:last] == tokens[last])
     size = 1
     while places.shape[0] > _FEW and size < max_size:
-        inner = places[places.searchsorted(size) :]  # before the others, the sequence begins
+        inner = places[places.searchsorted(size) :]  # the others are too near the sequence's beginning
         longer = inner[tokens[inner - size] == tokens[last - size]]
         if not longer.shape[0]:
             return (places + 1, size) if size >= min_size else (longer, 0)
@@ -72,7 +73,7 @@ def last_ngram_before(tokens: Int32Array, min_size: int, max_size: int) -> tuple
 
 
 def longest_match(text: Int32Array, places: Places, end: Int32Array) -> tuple[Places, int]:
-    """Choose the places up to which a text equals the longest part of an end.
+    """Choose the places before which a text matches the longest part of an end.
 
     Args:
         text: int32[T].
@@ -80,7 +81,7 @@ def longest_match(text: Int32Array, places: Places, end: Int32Array) -> tuple[Pl
         end: int32[n].
 
     Returns:
-        int64[P'] of the places, in their order; and the part's size.
+        int64[P'], the chosen places in their order; and the size of the part in tokens.
     """
     back = np.arange(end.shape[0])
     before = places[:, None] - back
@@ -92,20 +93,20 @@ def longest_match(text: Int32Array, places: Places, end: Int32Array) -> tuple[Pl
 
 
 def following(tokens: Int32Array, places: Places, most: int, min_share: float = 0.0) -> list[int]:
-    """Return what most often follows, token by token; of equals, what came latest.
+    """Return what most often follows, token by token. Among equally frequent tokens the latest wins.
 
     Args:
-        tokens: int32[T]; one below 0 ends a text, and nothing follows it.
+        tokens: int32[T]; a negative one ends a text, and nothing follows it.
         places: int64[P], P >= 1, ascending and below T: each begins a text that runs to its end.
         most: tokens to return at most.
-        min_share: it ends before a token that fewer of the places agree on.
+        min_share: the result ends before a token on which a smaller share of the places agrees.
     """
     texts = [tokens[place : place + most].tolist() for place in places[-_MAX_VOTES:].tolist()]
     least = min_share * len(texts)
     told: list[int] = []
     while (at := len(told)) < most:
         texts = [text for text in texts if len(text) > at]
-        if not texts:  # all is told from one of the places to the end: it goes on as if this came again and again
+        if not texts:  # the last text is used up: go on as if it repeated for ever
             return (told * -(-most // at))[:most]
         token = texts[-1][at]
         if len(texts) > 1:

@@ -1,9 +1,9 @@
-"""The outputs that a server has given lately, and where each n-gram of them is.
+"""The outputs that a server has given lately, with an index of their n-grams.
 
-It tells what a suffix automaton over them would tell: the longest end of a sequence that is in them, and what followed
-there. Its memory is fixed from the start: 28 bytes for each token that is kept. The tokens are in a ring, and for each
-place it is known where the same n-gram was before, as compressors do it (Deutsch, RFC 1951, section 4). What is
-overwritten is forgotten: the oldest output first.
+It answers what a suffix automaton over the outputs would answer: the longest end of a sequence that occurs in them, and
+what followed there. Its memory is fixed from the start: 28 bytes for each token that is kept. The tokens are in a ring
+buffer. Each place has a link to the previous occurrence of the same n-gram, as in compressors (Deutsch, RFC 1951,
+section 4). The oldest outputs are overwritten first.
 """
 
 from collections import deque
@@ -16,31 +16,31 @@ from penstock.gpu_worker.drafting.drafter import Int32Array
 from penstock.gpu_worker.drafting.lookup.ngram import Places, longest_match
 
 MIN_SIZE = 3
-"""Tokens of the n-grams that are found: the shortest match."""
+"""Tokens of the indexed n-grams, and so of the shortest match."""
 
 _MAX_PLACES = 64
-"""The latest places of an n-gram that are looked at."""
+"""How many of the latest places of an n-gram are checked."""
 
 _END = -1
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def namespace_of(cache_salt: str) -> int:
-    """A number for a salt, the same on every rank."""
+    """A number for a cache salt, the same on every rank."""
     return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 class RecentOutputs:
-    """What is added in one namespace is found in this namespace only."""
+    """What is added in a namespace is found only in that namespace."""
 
     def __init__(self, num_tokens: int, num_outputs: int) -> None:
-        """How many tokens (a power of two) and outputs (at least one) are kept at most."""
+        """The most tokens (a power of two) and outputs (at least one) that are kept."""
         self.tokens: Int32Array = np.full(num_tokens, _END, dtype=np.int32)
-        """int32[num_tokens]; each output is in one piece, and a negative number follows it."""
+        """int32[num_tokens]; each output is contiguous, and a negative number follows it."""
         self._num_outputs = num_outputs
-        # What follows is by place. Places count on from lap to lap of the ring; 0 is none.
+        # These are by place, except the last one. Places count on from lap to lap of the ring; 0 is no place.
         self._namespaces = np.zeros(num_tokens, dtype=np.int64)
-        self._before = np.zeros(num_tokens, dtype=np.int64)  # of the place's n-gram, or one with the same hash
+        self._before = np.zeros(num_tokens, dtype=np.int64)  # by place: where an n-gram with the same hash was before
         self._latest = np.zeros(num_tokens, dtype=np.int64)  # by hash
         self.clear()
 
@@ -51,11 +51,11 @@ class RecentOutputs:
         self._starts = deque[int]()  # of the outputs
 
     def add(self, namespace: int, output: Int32Array) -> None:
-        """Keep an output, int32[n] without negative numbers; of a very long one its end."""
+        """Keep an output, int32[n] without negative numbers. Of a very long output only the end is kept."""
         num_kept = self.tokens.shape[0]
         output = output[-num_kept // 4 :]
         size = output.shape[0]
-        if size <= MIN_SIZE:  # nothing would be found
+        if size <= MIN_SIZE:  # no match could have a token after it
             return
         if self._next % num_kept + size >= num_kept:
             self._next += num_kept - self._next % num_kept  # the next lap
@@ -80,8 +80,8 @@ class RecentOutputs:
         """Find the longest end of some tokens, int32[n], in the outputs.
 
         Returns:
-            int64[P], the latest last, where in `self.tokens` what follows begins; and how long the end is. Without any,
-            both are 0.
+            int64[P], the latest last, where in `self.tokens` the following tokens begin; and how long the found end is.
+            If nothing is found, P and the length are 0.
         """
         found: list[int] = []
         if tokens.shape[0] >= MIN_SIZE and self._starts:
@@ -99,7 +99,7 @@ class RecentOutputs:
         return places[:0], 0
 
     def _hashes(self, namespace: int, tokens: Int32Array) -> npt.NDArray[np.int64]:
-        """int64[n - MIN_SIZE + 1], of each n-gram, below the number of tokens that are kept."""
+        """int64[n - MIN_SIZE + 1], the hash of each n-gram, less than the number of tokens that are kept."""
         count = tokens.shape[0] - MIN_SIZE + 1
         mixed = np.full(count, namespace).view(np.uint64)
         for i in range(MIN_SIZE):

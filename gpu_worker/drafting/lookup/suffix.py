@@ -1,4 +1,4 @@
-"""Suffix decoding: prompt lookup, and the same in what the server has answered others lately.
+"""Suffix decoding: prompt lookup in the sequence itself, and in the server's recent outputs.
 
 Source: Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (2024).
 """
@@ -14,14 +14,14 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
 
 _MIN_SIZE = 2
-"""Tokens of a match in the sequence itself, at least."""
+"""The shortest match in the sequence itself, in tokens."""
 
 
 class SuffixDrafter(NgramDrafter):
-    """The longer match counts: in the sequence itself, or in outputs of requests with the same cache salt.
+    """Uses the longer match: in the sequence itself, or in outputs of requests with the same cache salt.
 
-    A longer match is told further, and only as far as enough of the places agree. What a request without guesses gives
-    is not kept.
+    A longer match gives more guesses, but only as far as enough of its places agree. Outputs of requests without
+    guesses are not kept.
     """
 
     traits = Traits(guesses_ahead=True, wants_ended=True)
@@ -32,7 +32,7 @@ class SuffixDrafter(NgramDrafter):
         self._factor, self._min_share = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
         kept = config.suffix_decoding_max_cached_tokens, config.suffix_decoding_max_cached_requests
         self._outputs = RecentOutputs(*kept) if all(kept) else None
-        self._namespaces: dict[int, int] = {}  # of rows
+        self._namespaces: dict[int, int] = {}  # by row
 
     def apply(self, plan: StepPlan) -> None:
         """See `Drafter`."""
@@ -51,7 +51,7 @@ class SuffixDrafter(NgramDrafter):
                 self._outputs.add(namespace, output[: failed[0]] if failed.shape[0] else output)
 
     def clear(self) -> None:
-        """See `Drafter`. Another rank may be a new one, so all forget what they know of others' outputs, too."""
+        """See `Drafter`. Another rank may have been replaced, so every rank forgets all recent outputs, too."""
         self._namespaces.clear()
         if self._outputs is not None:
             self._outputs.clear()
