@@ -1,4 +1,4 @@
-"""Attention over the pages. What a backend plans once per step is its own matter."""
+"""Attention over the pages. Each backend decides what it plans once per step."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -16,7 +16,7 @@ from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write, qk_
 class Rotation(NamedTuple):
     """The rotary angles of a step's tokens."""
 
-    positions: Tensor | None  # int64[T], rows of cos_sin; None if it has a row for each token
+    positions: Tensor | None  # int64[T], indices of rows of cos_sin; None if cos_sin has a row for each token
     cos_sin: Tensor  # fp32[positions or T, rotary_dim]: cosines, then sines
 
 
@@ -41,12 +41,12 @@ class Attention(Protocol):
 
         Args:
             qkv: [T, (Hq + 2 * Hk) * D]: all q heads, all k heads, all v heads; may be overwritten.
-            norms: the layer's.
-            rotation: of the step; None if positions do not rotate anything.
-            pages: the layer's.
-            q_scale: fp32[T], multiplies each token's q at last.
-            writes: False if `qkv` has only q heads: another layer has put k and v into these pages.
-            kv_scales: of the checkpoint, for quantized pages.
+            norms: those of the layer.
+            rotation: that of the step; None if the layer has no rotary embedding.
+            pages: those of the layer.
+            q_scale: fp32[T], multiplies each token's q after everything else.
+            writes: False if `qkv` has only q heads, because another layer has put k and v into these pages.
+            kv_scales: the checkpoint's scales for quantized pages.
 
         Returns:
             q, [T, Hq, D].
@@ -62,7 +62,7 @@ class Attention(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its window.
+        """[T, Hq, D] -> [T, Hq, D], over each row's whole context or its window.
 
         `window`, `softcap` and `sinks` are as in `paged_attention`.
         """
@@ -78,7 +78,7 @@ def begin_attention(inputs: ForwardInputs, group: PageGroup) -> Attention:
 
 
 class TritonAttention:
-    """Our own kernels on a GPU, which read lengths and pages there: nothing is planned."""
+    """Penstock's own kernels on a GPU. They read lengths and pages on the device, so nothing is planned."""
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         self._inputs = inputs
@@ -140,7 +140,7 @@ class TritonAttention:
 
 
 class TorchAttention:
-    """torch's kernels on a CPU: once per step, the batch is split and its tokens' places in the pages are computed."""
+    """torch's kernels on a CPU. Once per step, the batch is split and its tokens' places in the pages are computed."""
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         starts, seq_lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()

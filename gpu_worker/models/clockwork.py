@@ -1,10 +1,11 @@
 """A model for tests: its next token is a hash of all tokens before it, read back from the KV pool.
 
-It has no weights. What it "computes" for a token is the token's own id, stored as the key in the slot that the plan
-gives; then it reads the whole sequence through the row's page table. So a token that was lost, doubled or left by
-another sequence, in any page, changes everything after it, and `next_token` says what should have come.
+It has no weights. It stores each token's id as the key in the slot that the plan gives. Then it reads the whole
+sequence through the row's page table. So a token that was lost, doubled or left by another sequence, in any page,
+changes all later tokens, and `next_token` says what they should have been.
 
-A step can be made to take time, which is spent asleep, so a thousand streams at twenty tokens a second cost little.
+A step can be made to take time. The model sleeps for that time, so a thousand streams at twenty tokens a second cost
+little.
 """
 
 import time
@@ -24,7 +25,7 @@ from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, Model, W
 from penstock.gpu_worker.state.kv_pool import KVPool
 
 FIRST, LAST = 3, 96
-"""Only these ids are sampled freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""
+"""Only these ids get high scores. In a byte-level vocabulary after three special tokens they are "!" to "~"."""
 
 _BITS = 15  # a score is a hash of this many bits, times the vocabulary, plus the id: exact in fp32 up to 512 ids
 _MAX_VOCAB_SIZE = 1 << (24 - _BITS)
@@ -34,7 +35,7 @@ def build(config: ClockworkConfig, reader: WeightReader) -> Model:
     """As `Family.build`.
 
     Raises:
-        ConfigError: for another device or dtype, or a large vocabulary.
+        ConfigError: the device is no CPU, the dtype not fp32, or the vocabulary too large.
     """
     if reader.device.type != "cpu" or reader.dtype != torch.float32 or config.vocab_size > _MAX_VOCAB_SIZE:
         raise ConfigError(f"the clockwork model is for tests: on cpu, float32, at most {_MAX_VOCAB_SIZE} token ids")
@@ -42,7 +43,7 @@ def build(config: ClockworkConfig, reader: WeightReader) -> Model:
 
 
 class ClockworkModel:
-    """See `Model`. It looks only at tokens. Only on the CPU, in fp32, where token ids are exact."""
+    """See `Model`. It depends on tokens alone. It works only on the CPU, in fp32, where token ids are exact."""
 
     kernels = "torch"
     held_experts = NO_EXPERTS
@@ -81,7 +82,7 @@ class ClockworkModel:
         return hidden
 
     def summary(self, tokens: npt.NDArray[np.int32]) -> int:
-        """What `logits` gets for a row's tokens: one number, exact in fp32."""
+        """One number for a row's tokens, exact in fp32, which `logits` takes."""
         return _digest(tokens.tobytes())
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class ClockworkModel:
 
 
 def next_token(token_ids: Iterable[int]) -> int:
-    """The greedy token after these: the oracle."""
+    """The greedy token after these tokens: the oracle for tests."""
     digest = _digest(np.fromiter(token_ids, dtype="<i4").tobytes())
     return int(_scores(np.array([digest]), LAST + 1)[0].argmax())
 
@@ -100,7 +101,7 @@ def _digest(tokens: bytes) -> int:
 
 
 def _scores(digests: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """fp32[S, V], all different: a hash of each id, higher for the ids that are sampled freely."""
+    """fp32[S, V], all different: a hash of each id, higher for the ids in the freely sampled range."""
     ids = np.arange(vocab_size)
     hashes = (digests[:, None] * (2 * ids + 1) * 0x9E37 >> 8) & ((1 << _BITS) - 1)
     scores = (hashes * _MAX_VOCAB_SIZE + ids).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The decoder, as its description says: blocks over the kernels, on a GPU or with torch's kernels on a CPU."""
+"""A decoder built from its description: blocks over the kernels, on a GPU or with torch's kernels on a CPU."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -52,7 +52,7 @@ class DecoderLayer(NamedTuple):
 
     @property
     def first_norm(self) -> NormWeights | None:
-        """Of what it gets."""
+        """The norm of its input."""
         return self.mlp_norm if self.mixer is None else self.mixer_norm
 
 
@@ -61,12 +61,12 @@ class DecoderWeights(NamedTuple):
 
     embedding: Embedding | None  # [V, H]
     positions: Tensor | None  # [P, H]
-    layers: Iterable[DecoderLayer]  # they may be read from files when they are iterated, once
+    layers: Iterable[DecoderLayer]  # may be iterated only once, and may read files then
     final_norm: NormWeights | None
-    head: Linear | None  # [V, H]; None: the embedding's, if there are logits
+    head: Linear | None  # [V, H]; None: the embedding is the output matrix, if there are logits
     layer_inputs: LayerInputsBlock | None = None
     entry: EntryBlock | None = None
-    held_experts: Mapping[int, HeldExperts] = NO_EXPERTS  # complete once the layers are there
+    held_experts: Mapping[int, HeldExperts] = NO_EXPERTS  # complete once all layers are read
 
 
 class DecoderModel:
@@ -84,7 +84,7 @@ class DecoderModel:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`ranks` have the other parts of what `config` describes, if it is a rank's part. `dtype`: of activations."""
+        """`ranks` hold the other parts if `config` describes a rank's part. `dtype`: that of activations."""
         self.config = config
         self._dtype = dtype
         self._sum = ranks.all_reduce if ranks.place.num_tensor > 1 else _as_it_is
@@ -209,15 +209,15 @@ class DecoderModel:
         return None
 
     def _given(self, inputs: ForwardInputs) -> Tensor:
-        """[T, H], the residual stream as the stage before leaves it."""
+        """[T, H], the residual stream from the stage before."""
         if inputs.given is not None:
             return inputs.given.to(self._dtype)
-        # Nobody is before it while its memory is measured, and its kernels are compiled.
+        # No stage before it sends anything while memory is measured and kernels are compiled.
         shape = (inputs.input_ids.shape[0], self.config.hidden_size)
         return torch.zeros(shape, dtype=self._dtype, device=inputs.input_ids.device)
 
     def _embed(self, inputs: ForwardInputs, embedding: Embedding) -> Tensor:
-        """[T, H], the residual stream's beginning."""
+        """[T, H], the initial residual stream."""
         embedded = embedding(inputs)
         if (scale := self.config.embedding_scale) != 1.0:
             is_rounded = self.config.embedding_scale_is_rounded

@@ -1,4 +1,4 @@
-"""How many tokens the experts on this rank have computed, for the scheduler."""
+"""Counts of the tokens that the experts on this rank have computed, for the scheduler."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ class ExpertCounts:
     """Reads the counters that the layers of a model fill."""
 
     def __init__(self, held: Mapping[int, HeldExperts]) -> None:
-        """`held`: of each layer with experts, by its number in the checkpoint."""
+        """`held`: the experts of each layer that has some, by the layer's number in the checkpoint."""
         self._held = held
         self._ids = {layer: its.ids() for layer, its in held.items()}
         self._told = {layer: [0] * len(ids) for layer, ids in self._ids.items()}
 
     def take(self) -> ExpertTokens | None:
-        """What has been computed since the last call, of all layers; None if nothing has. Waits for the device."""
+        """The counts of all layers since the last call; None if there are none. Waits for the device."""
         counters = list(self._held.values())
         together = torch.cat([its.tokens[: its.num_held] for its in counters]).split([its.num_held for its in counters])
         layers, has_news = [], False

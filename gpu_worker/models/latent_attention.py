@@ -1,4 +1,4 @@
-"""Latent attention over the pages of a step: which rows attend in which way is planned once for all layers."""
+"""Latent attention over the pages of a step. How each row attends is planned once for all layers."""
 
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -24,17 +24,17 @@ from penstock.kernels.norms import NormWeights
 from penstock.kernels.paged_attention_cpu import CpuAttentionPlan, plan_cpu_attention
 from penstock.kernels.qk_norm_rope_write import slot_cells
 
-_EXPANDED = 1 << 26  # numbers of keys and values that are expanded at once, for as many heads as that allows
-_CONTEXTS = 1 << 17  # positions that are gathered at once, unless a single row has more
+_EXPANDED = 1 << 26  # limit for expanded keys and values at once, in numbers; it decides how many heads go together
+_CONTEXTS = 1 << 17  # limit for positions that are gathered at once, unless a single row has more
 
 
 def scratch_numbers(key_dim: int) -> int:
-    """The most numbers that the expanded way needs beside activations, for pages of `key_dim` numbers a position."""
+    """The most numbers that expanding needs besides activations, for pages with `key_dim` numbers a position."""
     return _EXPANDED + _CONTEXTS * key_dim
 
 
 class Absorbed(NamedTuple):
-    """Consecutive rows whose queries are taken into the space of the latents."""
+    """Consecutive rows whose queries are projected into the latent space."""
 
     tokens: slice  # of the step's
     rows: ForwardInputs  # only their lengths and pages matter
@@ -42,11 +42,11 @@ class Absorbed(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """Consecutive rows whose contexts are taken into the spaces of the heads."""
+    """Consecutive rows whose contexts are expanded to each head's keys and values."""
 
     tokens: slice
     rows: ForwardInputs
-    slots: Tensor  # int64[S], of all positions of their contexts, one behind the other
+    slots: Tensor  # int64[S], the slots of all positions of their contexts, one context after the other
     key_start_loc: Tensor  # int32[N + 1]
 
 
@@ -72,9 +72,9 @@ class LatentPages:
 
         Args:
             q: [T, Hq, nope_dim + rope_dim], rotated.
-            kv_b: [Hq, nope_dim + v_dim, kv_rank], from latents to keys and values.
-            its: the description.
-            pages: the layer's.
+            kv_b: [Hq, nope_dim + v_dim, kv_rank], expands latents to keys and values.
+            its: the description of the attention.
+            pages: those of the layer.
 
         Returns:
             [T, Hq, v_dim].
@@ -93,7 +93,7 @@ class LatentPages:
         return slot_cells(self._inputs.slot_mapping, 1, self._page_size)
 
     def _make_plan(self, its: LatentAttention) -> list[Absorbed | Expanded]:
-        """Each row attends in the way that costs less. Where the host knows no lengths, all are absorbed."""
+        """Choose the cheaper way for each row. Where the host knows no lengths, all rows are absorbed."""
         inputs = self._inputs
         if inputs.host_lens is None:
             return [self._absorbed(slice(None), inputs)]
@@ -126,7 +126,7 @@ class LatentPages:
     def _expanded(self, tokens: slice, rows: ForwardInputs, lengths: IntArray) -> Expanded:
         size, starts = self._page_size, np.zeros(len(lengths) + 1, dtype=np.int32)
         lengths.cumsum(out=starts[1:])
-        # A copy that blocks would wait for the steps before.
+        # A blocking copy would wait for the steps before.
         key_start_loc = torch.from_numpy(starts).to(rows.seq_lens.device, non_blocking=True)
         position = torch.arange(int(starts[-1]), dtype=torch.int32, device=key_start_loc.device)
         row = torch.searchsorted(key_start_loc, position, right=True) - 1
@@ -136,7 +136,7 @@ class LatentPages:
 
 
 def _some_rows(inputs: ForwardInputs, begin: int, end: int, first_token: int) -> ForwardInputs:
-    """The lengths and pages of some rows. Copies, because kernels are compiled anew for other alignments."""
+    """The lengths and pages of some rows. They are copied, because other alignments would need kernels of their own."""
     if end - begin == inputs.seq_lens.shape[0]:
         return inputs
     assert inputs.host_lens is not None
@@ -173,7 +173,7 @@ def _absorb(q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: 
 
 
 def _expand(q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: Expanded, out: Tensor) -> None:
-    """Some heads at a time, so that memory is bounded."""
+    """Expand and attend for some heads at a time, so that memory is bounded."""
     entries = pages.view(-1, pages.shape[-1]).index_select(0, part.slots)
     latents, rotated = entries[:, : its.kv_rank], entries[:, its.kv_rank :]
     count = max(1, _EXPANDED // (entries.shape[0] * kv_b.shape[1]))

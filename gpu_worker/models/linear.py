@@ -1,4 +1,4 @@
-"""Matrix products and embeddings behind one interface, where other weight formats, shards and adapters can enter."""
+"""Interfaces for matrix products and embeddings, behind which weight formats, shards and adapters can differ."""
 
 from typing import NamedTuple, Protocol
 
@@ -13,34 +13,34 @@ from penstock.kernels.native.library import Library, PackedLinear
 
 
 class Linear(Protocol):
-    """A product of activations with a weight, whose format only this object knows."""
+    """A product of activations with a weight. Only this object knows the weight's format."""
 
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
-        """[T, in] of the step's tokens -> [T, out]. An output matrix multiplies some of the rows, without a step."""
+        """[T, in] of the step's tokens -> [T, out]. For an output matrix `x` has only some rows, and `step` is None."""
 
     def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
-        """What the activation makes of `x` -> [T, out]."""
+        """The product with activation(x) -> [T, out]."""
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
-        """Return its form for the native CPU kernels; the options are those of `Library.pack`."""
+        """Return the weight packed for the native CPU kernels; the options are those of `Library.pack`."""
 
 
 class ExpertLinear(Protocol):
-    """A mixture's products, one weight [out, in] for each expert, whose format only this object knows.
+    """A mixture's products, with one weight [out, in] for each expert. Only this object knows the weights' format.
 
-    `grouped` says which token's input each of the T * k rows has, and in which order rows are kept.
+    `grouped` says which token each of the T * k rows belongs to, and the order of the rows.
     """
 
     def of_tokens(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs, scales: Tensor | None = None) -> Tensor:
-        """[T, in] -> [T * k, out]; each row's input is multiplied by its number in `scales`, fp32[T, k]."""
+        """[T, in] -> [T * k, out]; each row's input is multiplied by its entry in `scales`, fp32[T, k]."""
 
     def of_activation(self, x: Tensor, activation: Activation, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
-        """What the activation makes of an earlier result -> [T * k, out]."""
+        """The products with activation(x), where `x` is an earlier result -> [T * k, out]."""
 
     def pack(
         self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False
     ) -> tuple[PackedLinear, ...]:
-        """Return each expert's form for the native CPU kernels, as `Linear.pack`."""
+        """Return each expert's weight packed for the native CPU kernels, as `Linear.pack` does."""
 
 
 class Embedding(Protocol):
@@ -50,10 +50,10 @@ class Embedding(Protocol):
         """[T, H] of the step's tokens."""
 
     def head(self) -> Linear:
-        """The same weights as an output matrix, for models that tie the two."""
+        """The same weights as an output matrix, for models with tied embeddings."""
 
     def pack(self, library: Library) -> Tensor | PackedLinear:
-        """Return its form for the native CPU kernels: fp32 or bf16 [V, H], or packed as an output matrix."""
+        """Return the weights for the native CPU kernels: fp32 or bf16 [V, H], or packed as an output matrix."""
 
 
 class PlainLinear(NamedTuple):
@@ -73,7 +73,7 @@ class PlainLinear(NamedTuple):
 
 
 class JoinedLinear(NamedTuple):
-    """Products that fill one output, each in its own format: unlike parts of what is one matrix in most models."""
+    """Products in different formats whose outputs are concatenated. In most models they are a single matrix."""
 
     parts: tuple[Linear, ...]
 

@@ -1,4 +1,4 @@
-"""What the runner drives: the interface of models, and their inputs."""
+"""The interface of models, which the runner drives, and their inputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
 
 LayerCounter = npt.NDArray[np.int64]
-"""int64[1]: layers of the current step that have written their keys and values."""
+"""int64[1]: how many layers of the current step have written their keys and values."""
 
 
 class GroupInputs(NamedTuple):
     """Where a step's tokens are in the pages of one group."""
 
     slot_mapping: Tensor  # int64[T]
-    page_table: Tensor  # int32[N, max_pages]; entries behind a group's window are arbitrary pages
+    page_table: Tensor  # int32[N, max_pages]; entries for positions before a group's window are arbitrary pages
 
 
 class WholeImage(NamedTuple):
-    """The tokens of a picture that sees all of itself."""
+    """The tokens of a picture whose positions all see each other."""
 
-    row: int  # of the batch
-    first_token: int  # of the step
-    begin: int  # its position
-    end: int  # the position behind the picture, all of which is computed by now
+    row: int  # index in the batch
+    first_token: int  # index among the step's tokens
+    begin: int  # position of the first token
+    end: int  # position after the picture; all of the picture is in the step or was computed before
 
 
 class ImageInputs(NamedTuple):
-    """What pictures are to a step with rows that have some."""
+    """The pictures in a step's rows, if some have any."""
 
-    places: Tensor | None  # int64[E], of the step's tokens those in whose place embeddings come; None: none
-    embeddings: Tensor | None  # [E, H], or wider: then H numbers for each of the first layers follow
-    turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have them
-    wholes: tuple[WholeImage, ...] = ()  # whose positions see each other
-    last_seen: Tensor | None = None  # int32[T], the last position that each token sees; None: its own
+    places: Tensor | None  # int64[E], indices of the tokens that embeddings replace; None: no tokens
+    embeddings: Tensor | None  # [E, H], or wider, with H more numbers for each of the first layers
+    turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have these three parts
+    wholes: tuple[WholeImage, ...] = ()  # the pictures whose positions see each other
+    last_seen: Tensor | None = None  # int32[T], the last position that each token sees; None: each token's own
 
     def deep(self, size: int) -> tuple[Tensor, Tensor] | None:
-        """int64[E] and [E, layers, H]: what is added behind the first layers; None: all have only H, `size`."""
+        """int64[E] and [E, layers, H], to be added after the first layers; None if embeddings have only H = `size`."""
         if self.places is None or self.embeddings is None or self.embeddings.shape[1] == size:
             return None
         return self.places, self.embeddings[:, size:].unflatten(1, (-1, size))
@@ -58,22 +58,22 @@ class ForwardInputs(NamedTuple):
 
     input_ids: Tensor  # int32[T]
     positions: Tensor  # int64[T]
-    rows: Tensor  # int32[N], the index of each batch row in the row state
+    rows: Tensor  # int32[N], the row of each batch row in the row state
     slot_mapping: Tensor  # int64[T], in the first page group
     query_start_loc: Tensor  # int32[N + 1]
     seq_lens: Tensor  # int32[N]
     page_table: Tensor  # int32[N, max_pages], of the first page group
     max_query_len: int
     max_seq_len: int
-    others: tuple[GroupInputs, ...] = ()  # of the page groups after the first
-    given: Tensor | None = None  # [T, H], in place of embeddings, or beside them (`Entry`); it is overwritten
+    others: tuple[GroupInputs, ...] = ()  # for the page groups after the first
+    given: Tensor | None = None  # [T, H], replaces the embeddings, or goes with them (`Entry`); it is overwritten
     paths: Tensor | None = None  # int32[N, 1 + D], as in `paged_attention`, if some rows are nodes of trees
     images: ImageInputs | None = None
     host_lens: tuple[IntArray, IntArray] | None = None
-    """Of each row, its new tokens and its length with them, on the host; None in captured graphs, which serve any."""
+    """Each row's new tokens and its length with them, on the host; None in captured graphs, which serve any lengths."""
 
     def of_group(self, number: int) -> "ForwardInputs":
-        """The same with the slots and the page table of another group."""
+        """The same inputs with the slots and the page table of another group."""
         return self if number == 0 else self._replace(**self.others[number - 1]._asdict())
 
 
@@ -96,42 +96,42 @@ class Compute(Protocol):
         Args:
             rows: int32[N].
             start: int32[N], their first positions.
-            num_new: int32[N], how many each computes.
+            num_new: int32[N], how many positions each computes.
             samples: int64[S], which of the N sample.
-            given: what the stage before has made; a head that guesses tokens: of each position.
-            hidden: fp32[T, H], becomes the final hidden states of all positions, if somebody wants them, and none are
-                given.
-            taps: fp32[T, n * H], gets what comes to layers: see `HandsOutLayers`.
-            paths: int32[N, 1 + D], contiguous, as in `paged_attention`. A token's id is at its place of the table, too.
+            given: the output of the stage before; for a head that guesses tokens, the hidden state of each position.
+            hidden: fp32[T, H], filled with the final hidden states of all positions; only if they are wanted and
+                nothing is given.
+            taps: fp32[T, n * H], filled with the inputs of layers: see `HandsOutLayers`.
+            paths: int32[N, 1 + D], contiguous, as in `paged_attention`. A token's id is at its place, too.
 
         Returns:
-            fp32[S, V]; of a stage without a head hidden states, fp32[T, H].
+            Logits, fp32[S, V]; from a stage without a head, hidden states, fp32[T, H].
         """
 
 
 class WholeStep(NamedTuple):
-    """A step that is one call, from rows to logits, without hidden states in between."""
+    """A step in a single call, from rows to logits."""
 
     compute: Compute
     max_tokens: int
     """Steps with more tokens go through `Model.forward`."""
     program: ProgramStep | None = None
-    """What computes it, if that is the native CPU kernels, and all of the model is here."""
+    """The native CPU kernels' step, if it computes the whole model."""
 
 
 NO_EXPERTS: Mapping[int, HeldExperts] = {}
 
 
 class Model(Protocol):
-    """A family's model. It is made by `build(config, reader)`, a function that the family's registration names."""
+    """A family's model, made by the function `build(config, reader)` that the family's registration names."""
 
     @property
     def config(self) -> ModelConfig:
-        """What its config.json says."""
+        """The parsed config.json."""
 
     @property
     def kernels(self) -> str:
-        """What computes it, as one word for the log."""
+        """The kernels that compute it, as one word for the log."""
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -139,7 +139,7 @@ class Model(Protocol):
 
     @property
     def held_experts(self) -> Mapping[int, HeldExperts]:
-        """Of each layer whose experts are spread over ranks, by its number in the checkpoint."""
+        """The experts of each layer that spreads its experts over ranks, by the layer's number in the checkpoint."""
 
     @property
     def can_be_captured(self) -> bool:
@@ -150,7 +150,7 @@ class Model(Protocol):
 
     @property
     def enters_rows(self) -> bool:
-        """Whether `enter_row` has something to do, known once prepared: prompt lengths choose rows' rotations."""
+        """Whether `enter_row` does anything, because rotations depend on prompt lengths; known after `prepare`."""
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
@@ -160,11 +160,11 @@ class Model(Protocol):
 
         Args:
             inputs: the batch.
-            kv: where keys and values are written, and earlier ones read.
+            kv: the pool; keys and values are written to it, and earlier ones read.
 
         Returns:
-            [T, H], the final hidden states, normed: what `logits` takes; of a stage without a head, what the next one
-            is given.
+            [T, H], the final hidden states after the norm, as `logits` takes them; from a stage without a head, the
+            input of the next stage.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -182,28 +182,28 @@ class Model(Protocol):
 
 @runtime_checkable
 class CountsLayers(Protocol):
-    """A model that tells how far a step is, on devices where what was launched is done."""
+    """A model that reports the progress of a step, on devices where launched work is done at once."""
 
     def count_layers(self, counter: LayerCounter) -> None:
-        """Keep this counter up to date from now on; whoever reads it sets it to 0 before each step."""
+        """Keep this counter up to date from now on; its reader sets it to 0 before each step."""
 
 
 @runtime_checkable
 class SeesImages(Protocol):
-    """A model whose `forward` takes `ForwardInputs.images`, if it has a tower."""
+    """A model that can have a vision tower; then its `forward` takes `ForwardInputs.images`."""
 
     tower: "Tower | None"
 
 
 @runtime_checkable
 class HandsOutLayers(Protocol):
-    """A model that hands out what comes to some of its layers."""
+    """A model that hands out the inputs of some of its layers."""
 
     tapped: Tensor | None
     """[T, n * H], of the last `forward`."""
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Hand out the residual stream as it comes to these n layers from now on. Their number means: at its end.
+        """Hand out the residual stream at the input of these n layers from now on; the layer count stands for its end.
 
         Called at most once, before the first step.
         """

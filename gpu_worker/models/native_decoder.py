@@ -1,4 +1,4 @@
-"""The decoder on the native CPU kernels: the same interface, all layers in one call."""
+"""The decoder on the native CPU kernels: the same interface, but all layers in one call."""
 
 import sys
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower
 
 _LONG = 128
-"""Tokens in a step from which torch's bf16 products are worth unpacking all weights for, on processors with bf16 matrix
-instructions. Estimated from such processors' rates: none was available."""
+"""With at least this many tokens in a step, torch's bf16 products pay for unpacking all weights, on processors with
+bf16 matrix instructions. It is estimated from such processors' rates, since none was available."""
 
 
 class NativeDecoderModel:
-    """See `Model`. Weights in the kernels' layout; activations are fp32, whatever the weights are.
+    """See `Model`. Weights are in the kernels' layout. Activations are fp32, whatever the weights are.
 
-    Activations may be rounded to bf16 or int8 as inputs of each product: see `rounds_inputs`.
+    The inputs of each product may be rounded to bf16 or int8: see `rounds_inputs`.
 
     A token's hidden state is bitwise the same alone, in any batch, in any chunk of its prompt, and after preemption.
     """
@@ -53,13 +53,13 @@ class NativeDecoderModel:
         """Packs the weights, layer by layer.
 
         Args:
-            config: of the model; `native_program.lacking` finds nothing in it.
+            config: of the model; `native_program.lacking` must find nothing in it.
             weights: fp32 or bf16.
             library: the kernels.
-            ranks: which hold the model together; the weights are this one's part.
+            ranks: the ranks that hold the model together; `weights` are this rank's part.
             rounds_inputs: as in `Library.pack` and `Library.pack_quantized`, for all weights.
-            long_on_torch: whether torch computes steps of many tokens, which changes their bits. It gets one weight at
-                a time, unpacked; weights must be bf16.
+            long_on_torch: whether torch computes steps of many tokens, which changes their bits. Weights must be bf16,
+                and are unpacked for torch one at a time.
         """
         self.config = config
         self._library = library
@@ -73,7 +73,7 @@ class NativeDecoderModel:
         self.tapped: Tensor | None = None
         self._tapped_width = 0
         self.tower: Tower | None = None
-        self._deepened: Program | None = None  # of steps whose pictures have something for layers
+        self._deepened: Program | None = None  # for steps with pictures that add to layers
         self._pool: tuple[KVPool, NativePool] | None = None
         self._ropes = {rope: Rope(rope) for rope in writer.ropes}
         self._torch: DecoderModel | None = None
@@ -136,11 +136,11 @@ class NativeDecoderModel:
 
     @property
     def output(self) -> Program | None:
-        """What has the output matrix, if all of it is here."""
+        """The program with the output matrix, if this rank has all of the matrix."""
         return self._program if self._part is None and self.config.has_head else None
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """fp32[N, H], of the output matrix, for int64[N]."""
+        """fp32[N, H], rows of the output matrix, for int64[N]."""
         assert self._writer.head is not None
         return self._library.rows(self._writer.head, token_ids)
 
@@ -174,7 +174,7 @@ class NativeDecoderModel:
         return WholeStep(compute, max_tokens)
 
     def _with_embeddings(self, inputs: ForwardInputs, images: ImageInputs) -> ForwardInputs:
-        """A token without an id begins with what is given for it: over ranks, whose embeddings are added up, by one."""
+        """Put embeddings in place of tokens. One rank alone does so, because the ranks' embeddings are added up."""
         assert images.places is not None
         assert images.embeddings is not None
         given = torch.zeros(len(inputs.input_ids), self.config.hidden_size)
@@ -183,7 +183,7 @@ class NativeDecoderModel:
         return inputs._replace(input_ids=inputs.input_ids.index_fill(0, images.places, -1), given=given)
 
     def _deepening(self, inputs: ForwardInputs, places: Tensor, deep: Tensor) -> tuple[Program, Tensor]:
-        """A program that adds, and what it adds to each token: fp32[T, layers * H]."""
+        """The program that adds to the first layers' outputs, and what it adds to each token: fp32[T, layers * H]."""
         if self._deepened is None:
             self._deepened = self._writer.deepened(deep.shape[1])
         added = torch.zeros(len(inputs.input_ids), deep.shape[1] * deep.shape[2])

@@ -42,7 +42,7 @@ from penstock.kernels.norms import NormWeights
 
 
 def lacking(decoder: Decoder) -> str | None:
-    """The part of a model for which there is no native operation; None if there are all."""
+    """The first part of a model that has no native operation; None if all parts have one."""
     for layer in decoder.layers:
         if layer.recurrent is not None and (part := native_recurrent.lacking(layer.recurrent)) is not None:
             return part
@@ -74,20 +74,20 @@ class ProgramWriter:
     def __init__(
         self, config: Decoder, library: Library, ranks: SharedRanks | DistantRanks | None = None, *, rounds_inputs: bool
     ) -> None:
-        """`rounds_inputs` is as in `Library.pack`, for all weights; `ranks` share each layer with this one."""
+        """`rounds_inputs` is as in `Library.pack`, for all weights; `ranks` share each layer with this rank."""
         self._config = config
         self._library = library
         self._ranks = ranks
         self._rounds_inputs = rounds_inputs
         self._memory = WeightMemory()
         self._builder = ProgramBuilder(config.hidden_size)
-        self._begins: list[int] = []  # of each layer, the first operation; and the one behind the last layer
+        self._begins: list[int] = []  # index of each layer's first operation, and of the one after the last layer
         self.head: PackedLinear | None = None
         ropes = (its.rope for _, its in config.attentions)
         self.ropes = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def write(self, weights: DecoderWeights) -> tuple[Program, DecoderWeights]:
-        """The program, and the same weights for torch: it shares them, and unpacks one at a time."""
+        """The program, and the same weights for torch, which shares their memory and unpacks one at a time."""
         config, builder = self._config, self._builder
         head = None if weights.head is None else self._pack(weights.head)
         embedding = weights.embedding
@@ -108,7 +108,7 @@ class ProgramWriter:
         if weights.entry is not None:
             self._begin(weights.entry)
         if config.shard is not None and not config.shard.place.is_first_stage:
-            builder.norm(None, ProgramBuilder.OUT, self._residual, config.hidden_size)  # what it is given
+            builder.norm(None, ProgramBuilder.OUT, self._residual, config.hidden_size)  # the stage's input
         layers = tuple(
             self._layer(number, layer, its)
             for number, (layer, its) in enumerate(zip(config.layers, weights.layers, strict=True))
@@ -121,7 +121,7 @@ class ProgramWriter:
         )
 
     def _begin(self, block: EntryBlock) -> None:
-        """The residual stream, and the pair of what is given and the embedding."""
+        """Write the residual stream, and the pair of the given hidden state and the embedding."""
         builder, hidden, its = self._builder, self._config.hidden_size, block.entry
         given = ProgramBuilder.OUT
         if its.is_residual:
@@ -144,7 +144,7 @@ class ProgramWriter:
         x = self._residual
         if weights.mixer is not None:
             x = self._pair if gets_pair else self._normed(weights.mixer_norm, self._x)
-        # In parallel, both norms come before anything is added to the residual stream.
+        # If attention and MLP are parallel, both norms come before anything is added to the residual stream.
         mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
         mixer = weights.mixer
         if isinstance(mixer, SideBySideBlock):
@@ -156,7 +156,7 @@ class ProgramWriter:
                 mixer, o = self._attention(number, mixer, x)
             else:
                 o = self._latent_attention(number, mixer, x)
-            if is_joint:  # the MLP's part comes to it before ranks add up
+            if is_joint:  # the MLP's output is added to it before the sum over ranks
                 self._builder.product(o, self._attended, self._added)
             else:
                 self._add(o, self._attended, scale, weights.post_mixer_norm)
@@ -178,14 +178,14 @@ class ProgramWriter:
         return weights._replace(mixer=mixer, mlp=mlp)
 
     def tapped(self, layers: Sequence[int]) -> tuple[Program, int]:
-        """The program that was written, handing out what comes to these layers; and how many floats a token that is."""
+        """The written program, changed to hand out the inputs of these layers; and how many floats a token that is."""
         places = [self._begins[layer] for layer in layers]
         width = self._builder.tap(places, self._residual, self._config.hidden_size)
         self._begins = [begin + sum(place < begin for place in places) for begin in self._begins]
         return self._built(), width
 
     def deepened(self, num_layers: int) -> Program:
-        """The program that was written, adding what a batch is given behind each of so many first layers."""
+        """The written program, changed to add a batch's given vectors after each of the first `num_layers` layers."""
         places = self._begins[1 : 1 + num_layers]
         return self._built(self._builder.with_given(places, self._residual, self._config.hidden_size))
 
@@ -210,13 +210,13 @@ class ProgramWriter:
         its, builder = block.inputs, self._builder
         builder.product(self._pack(block.down), self._residual, self._inner, "activate", activation=its.activation)
         builder.scale(self._inner, its.size, 1.0, self._inputs, number * its.size)
-        builder.product(self._pack(block.up), self._inner, self._added)  # every rank has all of it
+        builder.product(self._pack(block.up), self._inner, self._added)  # every rank has the whole weight
         builder.norm(block.norm, self._added, self._residual, self._config.hidden_size, added=1.0)
 
     def _mlps_beside(
         self, mlp: MLPBlock, beside: BesideBlock, x: int, scale: float, post: NormWeights | None
     ) -> MLPBlock:
-        """residual += scale * post(what both make)"""
+        """residual += scale * post(mlp(x) + experts(residual)), where both have norms of their own."""
         builder, hidden = self._builder, self._config.hidden_size
         gate_up, down = self._activated(mlp, x), self._pack(mlp.down)
         builder.product(down, self._inner, self._added)
@@ -230,7 +230,7 @@ class ProgramWriter:
         return mlp._replace(gate_up=gate_up, down=self._kept(down))
 
     def _attention(self, number: int, block: AttentionBlock, x: int) -> tuple[AttentionBlock, PackedLinear]:
-        """attended = attention(x), without its last product; returns what is kept of the weights, and that product."""
+        """attended = attention(x) without its last product; returns the weights to keep, and that product."""
         its, builder = block.attention, self._builder
         shape = HeadShape(its.num_heads, its.num_kv_heads, its.head_dim)
         pages = self._config.kv_index[number]
@@ -258,14 +258,14 @@ class ProgramWriter:
     def _add_recurrent(
         self, number: int, block: RecurrentBlock, x: int, scale: float, post: NormWeights | None
     ) -> RecurrentBlock:
-        """residual += scale * post(block(x)); returns what is kept of the weights."""
+        """residual += scale * post(block(x)); returns the weights to keep."""
         block = self._recurrent.write(number, block, x)
         out = self._pack(block.out)
         self._add(out, self._recurrent.made, scale, post)
         return block._replace(out=self._kept(out))
 
     def _side_by_side(self, number: int, block: SideBySideBlock, x: int, scale: float) -> SideBySideBlock:
-        """residual += scale * (what both make, each with a scale of its own); x is not the residual stream itself."""
+        """residual += scale * (both outputs, each with a scale of its own); x is not the residual stream itself."""
         its = block.mixer
         attention, o = self._attention(number, block.attention, x)
         self._add(o, self._attended, scale * its.attention_scale, None)
@@ -273,7 +273,7 @@ class ProgramWriter:
         return block._replace(attention=attention, recurrent=recurrent)
 
     def _latent_attention(self, number: int, block: LatentAttentionBlock, x: int) -> PackedLinear:
-        """The same."""
+        """attended = attention(x) without its last product; returns that product."""
         its, builder = block.attention, self._builder
         of_queries = x
         if block.q_a is not None and its.q_rank is not None:
@@ -310,7 +310,7 @@ class ProgramWriter:
         return block._replace(gate_up=gate_up, down=self._kept(down))
 
     def _activated(self, block: MLPBlock, x: int) -> Linear:
-        """inner = act(gate) * up, or act(up); returns what is kept of the weights."""
+        """inner = act(gate) * up, or act(up); returns the weights to keep."""
         builder, mlp, gate_up = self._builder, block.mlp, block.gate_up
         if isinstance(gate_up, JoinedLinear):
             gate, up = map(self._pack, gate_up.parts)
@@ -323,7 +323,7 @@ class ProgramWriter:
         return self._kept(packed)
 
     def _joined_product(self, linear: Linear, x: int, to: int) -> Linear:
-        """to = linear(x), part by part; returns what is kept of the weights."""
+        """to = linear(x), part by part; returns the weights to keep."""
         parts = linear.parts if isinstance(linear, JoinedLinear) else (linear,)
         kept, first = [], 0
         for packed in map(self._pack, parts):
@@ -341,7 +341,7 @@ class ProgramWriter:
         builder.mix(experts, x, to, added=by if is_direct or is_joint else None)
         if (shared := block.shared) is not None:
             self._activated(shared, x)
-            if block.shared_gate is not None:  # it scales what is linear after it
+            if block.shared_gate is not None:  # it may scale early, since the rest is linear
                 builder.gate(self._vector(block.shared_gate), x, self._inner, shared.mlp.size)
             builder.product(self._pack(shared.down), self._inner, to, "add", scale=by)
         if not is_direct:
@@ -363,14 +363,14 @@ class ProgramWriter:
         )
 
     def _normed(self, norm: NormWeights | None, to: int) -> int:
-        """The slot with the residual stream, normed."""
+        """The slot with the residual stream after the norm."""
         if norm is None:
             return self._residual
         self._builder.norm(norm, self._residual, to, self._config.hidden_size)
         return to
 
     def _add(self, linear: PackedLinear, x: int, scale: float, post: NormWeights | None) -> None:
-        """residual += scale * post(linear(x)), of which each rank has a part of the inputs"""
+        """residual += scale * post(linear(x)), where each rank has a part of the inputs."""
         if post is None and self._ranks is None:
             self._builder.product(linear, x, self._residual, "add", scale=scale)
         else:
@@ -378,7 +378,7 @@ class ProgramWriter:
             self._add_up(scale, post)
 
     def _add_up(self, scale: float, post: NormWeights | None) -> None:
-        """residual += scale * post(what the ranks have in the slot `added`)"""
+        """residual += scale * post(sum over ranks of the slot `added`)."""
         hidden = self._config.hidden_size
         if post is None and self._ranks is not None:
             self._builder.reduce(self._ranks, self._added, self._residual, hidden, added=scale)

@@ -1,4 +1,4 @@
-"""Mixers that keep a state of a row, as operations of a program for the native CPU kernels."""
+"""Mixers with a state for each row, as operations of a program for the native CPU kernels."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -20,23 +20,23 @@ from penstock.kernels.native.recurrent import (
 )
 
 Project = Callable[[Linear, int, int], Linear]
-"""(weights, x, to): writes to = weights x; returns what is kept of the weights."""
+"""(weights, x, to): writes to = weights x; returns the weights to keep."""
 
 
 def lacking(mixer: Recurrent) -> str | None:
-    """The part for which there is no native operation; None if there are all."""
+    """The first part that has no native operation; None if all parts have one."""
     if not 2 <= mixer.conv_width <= LONGEST_CONVOLUTION:
         return f"convolutions of {mixer.conv_width} inputs"
     return None
 
 
 class RecurrentWriter:
-    """Writes the operations of each layer with a state, but for its last product."""
+    """Writes the operations of each layer with a state, without its last product."""
 
     def __init__(self, config: Decoder, builder: ProgramBuilder, project: Project) -> None:
         self._builder, self._project = builder, project
         self._mixers = [its for layer in config.layers if (its := layer.recurrent) is not None]
-        self._first_states: dict[int, int] = {}  # of each layer, the number of its first tensor
+        self._first_states: dict[int, int] = {}  # by layer: the number of its first state tensor
         count = 0
         for layer, shape in config.state_layers.items():
             self._first_states[layer] = count
@@ -44,11 +44,11 @@ class RecurrentWriter:
 
     @cached_property
     def made(self) -> int:
-        """The slot with what a mixer's last product gets."""
+        """The slot with the input of a mixer's last product."""
         return self._builder.slot(max(map(_made_size, self._mixers)))
 
     def write(self, layer: int, block: RecurrentBlock, x: int) -> RecurrentBlock:
-        """made = block(x), without its last product; returns the block with what is kept of its weights."""
+        """made = block(x) without its last product; returns the block with the weights to keep."""
         state = self._first_states[layer]
         if isinstance(block, Mamba2Block):
             return self._mamba2(state, block, x)
@@ -63,7 +63,7 @@ class RecurrentWriter:
         for size, by in zip((its.inner, its.inner, groups, groups, its.num_heads), its.in_scales or (), strict=False):
             builder.scale(projected, size, by, begin=begin)
             begin += size
-        mixed = Part(projected, its.inner)  # behind z
+        mixed = Part(projected, its.inner)  # after z
         convolve(builder, block.conv, state, mixed, mixed)
         b = 2 * its.inner
         c = b + its.num_groups * its.state_size

@@ -1,6 +1,6 @@
 """Quantized weights behind the interfaces of `linear.py`.
 
-Those of devices are multiplied as they are; the others are packed for the native CPU kernels.
+Weights in a device layout are multiplied as they are. The others are packed for the native CPU kernels.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class DeviceLinear(NamedTuple):
-    """See `Linear`. For Triton's and torch's kernels."""
+    """See `Linear`. For Triton and torch kernels."""
 
     weight: DeviceWeight
     bias: Tensor | None = None
@@ -41,7 +41,7 @@ class DeviceLinear(NamedTuple):
 
 
 class DeviceExperts(NamedTuple):
-    """See `ExpertLinear`. For Triton's and torch's kernels."""
+    """See `ExpertLinear`. For Triton and torch kernels."""
 
     weight: DeviceWeight  # [E, out, in]
     bias: Tensor | None = None  # [E, out]
@@ -59,7 +59,7 @@ class DeviceExperts(NamedTuple):
 
 
 class DeviceEmbedding(NamedTuple):
-    """See `Embedding`. For Triton's and torch's kernels."""
+    """See `Embedding`. For Triton and torch kernels."""
 
     weight: DeviceWeight
     dtype: torch.dtype
@@ -75,7 +75,7 @@ class DeviceEmbedding(NamedTuple):
 
 
 class QuantizedLinear:
-    """See `Linear`. To be packed once for the native CPU kernels; until then, called, it is the reference for them."""
+    """See `Linear`. To be packed once for the native CPU kernels. Called before that, it is the reference for them."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         self._weight: QuantizedWeight | None = weight
@@ -83,7 +83,7 @@ class QuantizedLinear:
 
     @property
     def weight(self) -> QuantizedWeight:
-        """As it was read."""
+        """The weight as it was read."""
         if self._weight is None:
             raise RuntimeError("the weight has been packed, and let go")
         return self._weight
@@ -95,7 +95,7 @@ class QuantizedLinear:
         return self(activation(x), step)
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
-        weight, self._weight = self.weight, None  # so that a model is not in memory twice while it is loaded
+        weight, self._weight = self.weight, None  # so that loading does not keep a model in memory twice
         try:
             return library.pack_quantized(weight, self._bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
         except UnsupportedWeightError as error:
@@ -110,7 +110,7 @@ class QuantizedExperts:
     def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None = None) -> None:
         """
         Args:
-            weights: [out, in] of each expert, all alike.
+            weights: [out, in] for each expert, all with the same shape and format.
             bias: [E, out] or None.
         """
         biases = [None] * len(weights) if bias is None else list(bias)
@@ -136,7 +136,7 @@ class QuantizedExperts:
 
 
 class QuantizedEmbedding:
-    """See `Embedding`. To be packed once for the native CPU kernels, also if it is the output matrix."""
+    """See `Embedding`. To be packed once for the native CPU kernels, even if it is also the output matrix."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._linear = QuantizedLinear(weight)

@@ -15,7 +15,7 @@ def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:
 
     Args:
         config: the rotary settings.
-        length: of the sequence, for the kinds that depend on it; up to the trained length it changes nothing.
+        length: of the sequence, for the kinds that depend on it; it has no effect up to the trained length.
     """
     theta, dim = config.theta, config.dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / (config.spread_over or dim)
@@ -45,7 +45,7 @@ def cos_sin_table(config: RopeConfig, num_positions: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:
-    """Llama 3.1: slow pairs are stretched, fast ones kept, and those between interpolated."""
+    """Llama 3.1: slow pairs are stretched, fast pairs are kept, and pairs in between are interpolated."""
     wavelengths = 2 * math.pi / frequencies
     slow = wavelengths > config.original_max_len / config.low_freq_factor
     fast = wavelengths < config.original_max_len / config.high_freq_factor
@@ -77,9 +77,10 @@ def _yarn(periods: Tensor, config: RopeConfig) -> Tensor:
 class Rope:
     """The rotation of a step's tokens.
 
-    Most kinds share one table over positions. Where the rotation depends on a sequence's length, that is the prompt's,
-    fixed when the sequence enters a row, so that tokens do not depend on how the prompt was split into chunks. A prompt
-    within the trained length is rotated as in training, and so are all if no sequence can be longer.
+    Most kinds share one table over positions. In some kinds the rotation depends on a sequence's length. Then the
+    prompt's length counts, which is fixed when the sequence enters a row, so that tokens do not depend on how the
+    prompt was split into chunks. Prompts within the trained length are rotated as in training. If no sequence can be
+    longer, all share one table.
     """
 
     def __init__(self, config: RopeConfig) -> None:
@@ -96,7 +97,7 @@ class Rope:
             self.table = cos_sin_table(self._config, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
-        """A sequence enters a row: the row's own frequencies, for the kind without a table."""
+        """A sequence enters a row: set the row's own frequencies, for the kinds without a table."""
         frequencies = inverse_frequencies(self._config, num_prompt_tokens)
         self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
@@ -105,13 +106,13 @@ class Rope:
     ) -> Rotation:
         """The angles of a step.
 
-        On a GPU the kernel reads the shared table by position; on a CPU the rows are gathered once for
-        all layers.
+        On a GPU the kernel reads the shared table by position. On a CPU the table's rows are gathered once for all
+        layers.
 
         Args:
             positions: int64[T].
             rows: int32[N], the row of each batch row.
-            query_start_loc: int32[N + 1], where its tokens begin.
+            query_start_loc: int32[N + 1], where each batch row's tokens begin.
             turns: int64[3, T], as in `ImageInputs`.
         """
         if self.table is None:

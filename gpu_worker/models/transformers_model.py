@@ -1,9 +1,10 @@
-"""Models that run with `transformers`' own modelling code, with our pages behind its attention.
+"""Models that run with `transformers`' own modelling code, with Penstock's pages behind its attention.
 
-`transformers` lets a function replace every layer's attention, and passes it queries, keys and values after everything
-that the architecture does to them. Ours writes keys and values into the pages and attends over them, for a whole ragged
-batch, which the model sees as one row of tokens with their own positions. Anything else that a model keeps from token
-to token would be lost between two steps: such models are refused, by their own description and by a trial.
+`transformers` lets a function replace every layer's attention. It passes queries, keys and values to this function
+after all that the architecture does to them. The function here writes keys and values into the pages and attends over
+them, for a whole ragged batch, which the model sees as one row of tokens with their own positions. Anything else that a
+model keeps from token to token would be lost between two steps. Such models are refused, by their own description and
+by a trial.
 """
 
 import copy
@@ -30,12 +31,12 @@ from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, GroupInp
 from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, page_groups
 
 _NAME = "penstock"
-_TRIAL = (5, 7)  # tokens in two chunks, which must give the same as in one
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.2  # of hidden states; half: rounding may send a token to other experts
+_TRIAL = (5, 7)  # tokens in two chunks, which must give the same result as one chunk
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.2  # of hidden states; for half dtypes, rounding may send a token to other experts
 
 
 class _UnfitError(Exception):
-    """Why pages cannot serve a model."""
+    """A model cannot be served from pages; the message says why."""
 
 
 class KeysValues(NamedTuple):
@@ -99,7 +100,7 @@ class PagedStep:
         return attended[..., :value_dim]
 
     def _pages_of(self, layer: int, num_heads: int, dim: int) -> LayerPages:
-        """The layer's pages; if layers differ in size, smaller ones leave part of them empty."""
+        """The layer's pages; if layers differ in size, smaller layers leave part of their pages empty."""
         size = num_heads * self._kv.page_size * dim
         pages = self._kv.layers[layer]
         keys, values = (
@@ -128,11 +129,11 @@ def _attention(
     penstock_step: Step | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls every attention function: [1, H, T, D] each -> [1, T, H, D], and no weights."""
+    """An attention function as `transformers` calls it: [1, H, T, D] each -> [1, T, H, D], and no weights."""
     layer = getattr(module, "layer_idx", None)
     if penstock_step is None or layer is None or not getattr(module, "is_causal", True):
         raise _UnfitError("its attention is not that of a causal decoder")
-    # Some modules leave it to the mask, which we do not use, to say what their window is.
+    # Some modules state their window only by the mask, which is not used here.
     window = others["sliding_window"] if "sliding_window" in others else getattr(module, "sliding_window", None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
@@ -142,12 +143,12 @@ def _attention(
 
 
 transformers.AttentionInterface.register(_NAME, _attention)
-transformers.AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)  # positions decide what a token sees
+transformers.AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)  # positions decide, not masks
 
 
 @dataclass
 class _GivenOutput(ModelOutput):
-    """All that heads read from their body's output."""
+    """The fields that heads read from their body's output."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: object = None
@@ -174,10 +175,10 @@ class TransformersModel:
     can_be_captured = False
 
     def __init__(self, config: TransformersConfig, model: transformers.PreTrainedModel) -> None:
-        """Look at what the model stores, and try it out.
+        """Find out what the model stores, and try it out.
 
         Raises:
-            _UnfitError: it keeps more than keys and values, or its attention cannot work on pages.
+            _UnfitError: the model keeps more than keys and values, or its attention cannot work on pages.
         """
         self._first_device, self._dtype = model.device, model.dtype
         body_name = _body_of(model)
@@ -218,7 +219,7 @@ class TransformersModel:
         return hidden
 
     def _try_out(self) -> None:
-        """Two chunks must give the same as one: then all that goes from token to token is in the pages."""
+        """Check that two chunks give the same result as one, so that all state between tokens is in the pages."""
         groups, device = page_groups(self.config, sum(_TRIAL)), self._first_device
         ids = torch.arange(7, 7 + sum(_TRIAL), device=device) % self.config.vocab_size
         whole, chunked = (
@@ -239,7 +240,7 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
     """As `Family.build`.
 
     Raises:
-        ConfigError: `transformers` cannot load it, or it cannot be served from pages.
+        ConfigError: `transformers` cannot load the model, or it cannot be served from pages.
     """
     if reader.checkpoint is None:
         raise ConfigError(f"--load-format dummy makes no weights for {config.architecture}: transformers computes it")
@@ -270,7 +271,7 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
     except (_UnfitError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        # An architecture that nobody has tried may stumble over our way of calling it, wherever that is.
+        # An untried architecture may fail anywhere in the way it is called here.
         first = str(error).strip().partition("\n")[0]
         raise _unfit(config, f"transformers' code of it cannot work on pages ({first[:200]})") from error
 
@@ -307,7 +308,7 @@ def _with_submodule(module: nn.Module, path: Sequence[str], other: nn.Module) ->
 
 
 def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> TransformersConfig:
-    """Set what the layers store; if they differ, as much for each as for the largest."""
+    """Set what the layers store. If layers differ, each gets as much room as the largest."""
     if not kept:
         raise _UnfitError("it does not use transformers' attention functions")
     sizes = {(each.num_heads, max(each.key_dim, each.value_dim)) for each in kept.values()}
@@ -317,7 +318,7 @@ def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> Tra
 
 
 def _one_row(ids: Tensor, first: int, count: int, num_groups: int) -> ForwardInputs:
-    """Tokens [first, first + count) of a single sequence, which has page g in page group g, as long as the sequence."""
+    """Tokens [first, first + count) of a single sequence. In page group g it has page g, which holds all of it."""
     positions = torch.arange(first, first + count, device=ids.device)
 
     def int32(*values: int) -> Tensor:

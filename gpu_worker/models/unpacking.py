@@ -1,4 +1,4 @@
-"""Weights packed for the native kernels, as torch's kernels can use them: they are in memory only once."""
+"""Weights packed for the native kernels, made usable for torch's kernels without a second copy in memory."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class WeightMemory:
 
 
 class UnpackingLinear(NamedTuple):
-    """See `Linear`. A packed bf16 weight that is unpacked for each product."""
+    """See `Linear`. Unpacks a packed bf16 weight for each product."""
 
     packed: PackedLinear
     library: Library

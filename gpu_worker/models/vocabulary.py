@@ -1,4 +1,4 @@
-"""An embedding and an output matrix of which each rank has the rows of some tokens."""
+"""An embedding and an output matrix that are split over ranks by tokens."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from penstock.kernels.native.library import Library, PackedLinear
 
 
 class VocabularyPart(NamedTuple):
-    """Which tokens are a rank's, and those that have the others."""
+    """The tokens of this rank, and the ranks that have the others."""
 
     tokens: Range
     vocab_size: int
@@ -30,16 +30,16 @@ class VocabularyPart(NamedTuple):
 
 
 def vocabulary_part(config: Decoder, ranks: Ranks) -> VocabularyPart | None:
-    """A rank's; None for one that has all of it."""
+    """The part of a rank; None if the rank has the whole vocabulary."""
     if config.shard is None or config.shard.place.num_tensor == 1:
         return None
     return VocabularyPart(config.shard.vocab, config.vocab_size, ranks)
 
 
 class SharedEmbedding(NamedTuple):
-    """See `Embedding`. Each rank looks up its own tokens; the sum over the ranks has all of them."""
+    """See `Embedding`. Each rank looks up its own tokens, and the results are summed over the ranks."""
 
-    rows: Embedding  # of this rank's tokens
+    rows: Embedding  # for this rank's tokens
     part: VocabularyPart
 
     def __call__(self, step: ForwardInputs) -> Tensor:
@@ -57,7 +57,7 @@ class SharedEmbedding(NamedTuple):
 
 
 class GatheredHead(NamedTuple):
-    """See `Linear`. Each rank computes its own tokens' logits, and gets the others' from the other ranks."""
+    """See `Linear`. Each rank computes its own tokens' logits, and gathers the other logits from the other ranks."""
 
     linear: Linear
     part: VocabularyPart

@@ -1,1 +1,1 @@
-"""The parts that decoders are made of: weights, and the computation over `kernels/`."""
+"""The parts that decoders are made of: weights, and their computation by `kernels/`."""

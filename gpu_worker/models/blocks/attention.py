@@ -18,13 +18,13 @@ class AttentionBlock(NamedTuple):
 
     attention: Attention
     qkv: Linear
-    """[(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads; only q heads if it shares the others. Gates of the
-    output, [Hq * D], follow the q heads."""
+    """[(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads; only q heads if another layer's k and v are used.
+    If the output is gated, the gates, [Hq * D], follow the q heads."""
     o: Linear  # [H, Hq * D]
     norms: QKNorms
     sinks: Tensor | None  # fp32[Hq]
-    kv_scales: KVScales | None = None  # of the checkpoint, for KV of the type that they are for
-    norms_over_ranks: NormsOverRanks | None = None  # in place of those of q and k
+    kv_scales: KVScales | None = None  # the checkpoint's, if KV has the type that they are for
+    norms_over_ranks: NormsOverRanks | None = None  # replace the norms of q and k
 
     def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
         """[T, H] -> [T, H]; this rank's summand, if there are several."""
@@ -50,5 +50,5 @@ class AttentionBlock(NamedTuple):
 
 
 def window_of(attention: Attention) -> int | None:
-    """As `paged_attention` takes it."""
+    """The window as `paged_attention` takes it."""
     return -attention.window if attention.window is not None and attention.window_is_chunk else attention.window

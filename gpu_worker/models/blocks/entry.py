@@ -1,4 +1,4 @@
-"""How a head that guesses tokens begins."""
+"""The input of a head that guesses tokens."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class EntryBlock(NamedTuple):
     projection: Linear | None
 
     def __call__(self, embedded: Tensor, given: Tensor, step: ForwardInputs) -> tuple[Tensor, Tensor | None]:
-        """The residual stream [T, H], and what the first mixer gets in place of it, [T, 2 * H], or None."""
+        """The residual stream [T, H]; and the first mixer's input if that is another one, [T, 2 * H], else None."""
         normed = given if self.given_norm is None else norm(given, self.given_norm)
         if self.embedding_norm is not None:
             embedded = norm(embedded, self.embedding_norm)

@@ -18,7 +18,7 @@ from penstock.kernels.routing import Routing, route
 
 
 class ExpertsBlock(NamedTuple):
-    """See `Experts` (E their number, I the size of each)."""
+    """See `Experts` (E is their number, I the size of each)."""
 
     experts: Experts
     router: Linear  # [E, H], in fp32
@@ -28,13 +28,13 @@ class ExpertsBlock(NamedTuple):
     shared: MLPBlock | None = None
     shared_gate: Linear | None = None  # [1, H]
     expert_scales: Tensor | None = None  # fp32[E]
-    held: HeldExperts | None = None  # of these are `gate_up` and `down`, if other ranks have the others
+    held: HeldExperts | None = None  # the experts in `gate_up` and `down`, if other ranks have the others
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, judged: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], this rank's summand, if there are several. The router goes by `judged`, or by `x`."""
+        """[T, H] -> [T, H]; this rank's summand, if there are several. The router's input is `judged`, or else `x`."""
         ids, weights = self.choose(x if judged is None else judged, inputs)
         if self.held is not None:
-            # Captured graphs compute decodes, and fill up their batch with rows at position 0.
+            # Captured graphs compute decodes, and pad their batch with rows at position 0.
             are_real = inputs.positions > 0 if inputs.host_lens is None else None
             ids = self.held.counted(ids, turns_of(inputs), are_real)
         out = self.mix(x, ids, weights, inputs)
@@ -48,7 +48,7 @@ class ExpertsBlock(NamedTuple):
         return ids, weights
 
     def mix(self, x: Tensor, ids: Tensor, weights: Tensor, inputs: ForwardInputs) -> Tensor:
-        """[T, H] -> [T, H], the sum of what a token's experts make of it; `ids` are among those that are held."""
+        """[T, H] -> [T, H], the weighted sum of each token's experts; `ids` are numbers of held experts."""
         are_some, multiplies_input = self.held is not None, self.experts.router.multiplies_input
         grouped = group_rows(ids, self.experts.count if self.held is None else self.held.num_held, are_some=are_some)
         of_inputs, of_outputs = (weights, None) if multiplies_input else (None, weights)
@@ -59,7 +59,7 @@ class ExpertsBlock(NamedTuple):
         return sum_of_experts(rows, grouped, of_outputs)
 
     def of_shared(self, shared: MLPBlock, x: Tensor, inputs: ForwardInputs) -> Tensor:
-        """[T, H] -> [T, H], what all tokens go through."""
+        """[T, H] -> [T, H], the shared expert, which all tokens go through."""
         out = shared(x, inputs)
         return out if self.shared_gate is None else out.mul_(self.shared_gate(x, inputs).sigmoid_())
 
@@ -70,7 +70,7 @@ def turns_of(inputs: ForwardInputs) -> Tensor:
 
 
 def routing_of(router: Router) -> Routing:
-    """What the kernel must know of a router; the rest of it is the block's."""
+    """The options of a router that the kernel needs; the block applies the others."""
     return Routing(
         top_k=router.top_k,
         kind=router.kind,
@@ -87,14 +87,14 @@ class BesideBlock(NamedTuple):
     """See `BesideMLP`."""
 
     experts: ExpertsBlock
-    router_norm: NormWeights  # the scale of the router's input is its weight, in fp32
+    router_norm: NormWeights  # its weight is the scale of the router's input, in fp32
     norm: NormWeights
     post: NormWeights
     mlp_post: NormWeights
     ranks: Ranks = ALONE
 
     def __call__(self, residual: Tensor, of_mlp: Tensor, inputs: ForwardInputs) -> Tensor:
-        """The residual stream before the MLP, and what the MLP made of it -> [T, H], what both made."""
+        """From the residual stream before the MLP and the MLP's output to the sum of MLP and experts, [T, H]."""
         judged = norm(residual, self.router_norm)
         of_experts = self.ranks.all_reduce(self.experts(norm(residual, self.norm), inputs, judged))
         mixed = norm(of_experts, self.post)

@@ -14,7 +14,7 @@ class LatentAttentionBlock(NamedTuple):
     """See `LatentAttention`, the description."""
 
     attention: LatentAttention
-    q_a: Linear | None  # [q_rank, H]; None: `q` multiplies hidden states
+    q_a: Linear | None  # [q_rank, H]; None: `q` multiplies hidden states directly
     q_a_norm: NormWeights | None
     q: Linear  # [Hq * (nope_dim + rope_dim), q_rank]
     kv_a: Linear  # [kv_rank + rope_dim, H]

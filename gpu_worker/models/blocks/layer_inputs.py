@@ -1,4 +1,4 @@
-"""A vector for each layer and token, beside the residual stream."""
+"""Vectors for each layer and token, in addition to the residual stream."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from penstock.kernels.norms import NormWeights, norm
 
 
 class LayerInputsBlock(NamedTuple):
-    """See `LayerInputs` (P the size of each, L the number of layers)."""
+    """See `LayerInputs` (P is the size of each vector, L the number of layers)."""
 
     inputs: LayerInputs
     table: Embedding  # [V, L * P]
@@ -28,7 +28,7 @@ class LayerInputsBlock(NamedTuple):
 
 
 class LayerInputBlock(NamedTuple):
-    """What a layer does with its input."""
+    """What a layer does with its vector."""
 
     inputs: LayerInputs
     down: Linear  # [P, H]
@@ -36,5 +36,5 @@ class LayerInputBlock(NamedTuple):
     norm: NormWeights  # of what is added to the residual stream
 
     def __call__(self, x: Tensor, its_input: Tensor, inputs: ForwardInputs) -> Tensor:
-        """[T, H] and [T, P] -> [T, H], to be normed and added."""
+        """[T, H] and [T, P] -> [T, H], which is then normed and added."""
         return self.up(activation(self.down(x, inputs), self.inputs.activation).mul_(its_input), inputs)

@@ -11,7 +11,7 @@ from penstock.kernels.activation import Activation
 
 
 class MLPBlock(NamedTuple):
-    """See `DenseMLP` (I its size)."""
+    """See `DenseMLP` (I is its size)."""
 
     mlp: DenseMLP
     gate_up: Linear  # [2 * I, H]: gate, then up; [I, H] if it is not gated

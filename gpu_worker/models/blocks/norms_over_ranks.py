@@ -13,9 +13,9 @@ class NormsOverRanks(NamedTuple):
     """Root mean square norms, over the heads of all ranks."""
 
     q: NormWeights  # of this rank's q heads, [Hq * D]
-    k: NormWeights | None  # of its KV heads, [Hk * D]; None if another layer's keys are read
-    num_q: int  # numbers of all ranks' q heads
-    num_k: int  # of their KV heads, with as many copies of each as there are
+    k: NormWeights | None  # of this rank's KV heads, [Hk * D]; None if another layer's keys are read
+    num_q: int  # numbers in the q heads of all ranks
+    num_k: int  # numbers in the KV heads of all ranks, with all copies of a head counted
     ranks: Ranks
 
     def __call__(self, qkv: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class NormsOverRanks(NamedTuple):
 
 
 def _scaled(x: Tensor, mean_square: Tensor, weights: NormWeights) -> Tensor:
-    """As `norm` with a root mean square rounds."""
+    """Rounds as `norm` with a root mean square does."""
     assert weights.weight is not None
     unit = x.float() * torch.rsqrt(mean_square + weights.eps)
     return unit.to(x.dtype) * weights.weight if weights.weight.dtype == x.dtype else unit * weights.weight

@@ -1,4 +1,4 @@
-"""Mixers that keep a state of a row, over the scans."""
+"""Mixers that keep a state for each row, computed by the scan kernels."""
 
 from typing import NamedTuple
 

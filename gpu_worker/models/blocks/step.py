@@ -21,8 +21,8 @@ class Step(NamedTuple):
     inputs: ForwardInputs
     pages: Mapping[int, LayerPages]  # of each layer with attention
     attentions: Mapping[int, Attention]  # of page groups with keys and values
-    latents: Mapping[int, LatentPages]  # of the others
+    latents: Mapping[int, LatentPages]  # of page groups with latents
     rotations: Mapping[RopeConfig, Rotation]
-    growths: Mapping[QueryGrowth, Tensor]  # fp32[T], of queries
-    states: States = NO_STATES  # of each layer that keeps one
-    state_rows: StateRows | None = None  # whose they are
+    growths: Mapping[QueryGrowth, Tensor]  # fp32[T], factors of the queries
+    states: States = NO_STATES  # of each layer that keeps a state
+    state_rows: StateRows | None = None  # the rows of the states

@@ -1,8 +1,8 @@
 """Experts that are spread over ranks, where the tokens of long steps travel to them.
 
-Each rank routes its share of the tokens, sends each to the ranks that have its experts, once to each, and adds up what
-comes back in the order of the ranks. See `core/checkpoint/shards/exchange.py` for the steps in which this costs less
-than computing, on every rank, what its experts make of all tokens.
+Each rank routes its share of the tokens. It sends each token once to every rank that has experts for it, and adds up
+the results in the order of the ranks. The alternative is that every rank computes its experts for all tokens.
+`core/checkpoint/shards/exchange.py` decides in which steps tokens travel because that costs less.
 """
 
 from typing import NamedTuple
@@ -17,12 +17,12 @@ from penstock.kernels.held_experts import HeldExperts
 
 
 class TravellingExperts(NamedTuple):
-    """A rank's part of a mixture, and its way to the other parts. What it gives is the sum over the ranks."""
+    """A rank's part of a mixture, and its connection to the other parts. Its output is the sum over the ranks."""
 
     block: ExpertsBlock
     held: HeldExperts  # the block's
     ranks: Ranks
-    fewest: int  # tokens of a step that travel; within captured graphs none do, since their number on each way varies
+    fewest: int  # tokens in a step from which they travel; never in captured graphs, since the counts sent vary
 
     def __call__(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """[T, H] -> [T, H]"""
@@ -38,13 +38,13 @@ class TravellingExperts(NamedTuple):
         return self.ranks.all_reduce(out)
 
     def _share(self, num_tokens: int) -> slice:
-        """The tokens that this rank routes: equally many on each, but for the last ones."""
+        """The tokens that this rank routes: equally many on each rank, except on the last ones."""
         place = self.ranks.place
         each = -(-num_tokens // place.num_tensor)
         return slice(min(place.tensor * each, num_tokens), min((place.tensor + 1) * each, num_tokens))
 
     def _exchange(self, x: Tensor, turns: Tensor, inputs: ForwardInputs) -> Tensor:
-        """What all experts make of this rank's share: [n, H] -> [n, H]."""
+        """The output of all experts for this rank's share: [n, H] -> [n, H]."""
         num_ranks = self.ranks.place.num_tensor
         ids, weights = self.block.choose(x, inputs)
         wanted = torch.zeros(num_ranks, x.shape[0], dtype=torch.bool, device=x.device)
@@ -60,11 +60,11 @@ class TravellingExperts(NamedTuple):
         back = self.ranks.all_to_all(self.block.mix(got[0], numbers, got[2], inputs), received, counts)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for its, of_rank in zip(tokens.split(counts), back.split(counts), strict=True):
-            total.index_add_(0, its, of_rank.float())  # a token is there once: the order of sums is that of the ranks
+            total.index_add_(0, its, of_rank.float())  # each token once, so sums are in the order of ranks
         return total.to(x.dtype)
 
     def _gather(self, share: Tensor, num_tokens: int) -> Tensor:
-        """All tokens, of the ranks' shares: [n, H] -> [T, H]."""
+        """Gather all tokens from the ranks' shares: [n, H] -> [T, H]."""
         num_ranks, width = self.ranks.place.num_tensor, share.shape[1]
         padded = share.new_zeros(-(-num_tokens // num_ranks), width)
         padded[: share.shape[0]] = share

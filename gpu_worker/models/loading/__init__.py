@@ -1,1 +1,1 @@
-"""From a checkpoint, or at random: weights as blocks take them, and the models made of them."""
+"""Weights as blocks take them, from a checkpoint or at random, and the models made of them."""

@@ -79,7 +79,7 @@ def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDeco
         weights = read_weights(config, reader._replace(library=None))
         return DecoderModel(config, weights, ranks=reader.ranks, dtype=reader.dtype)
     computes_in_bf16 = reader.dtype == torch.bfloat16
-    # Of other blocks, torch would want weights that are packed here.
+    # For other blocks torch would need unpacked weights, but these are kept only packed.
     is_plain = config.layer_inputs is None and all(
         isinstance(layer.mixer, Attention) and isinstance(layer.mlp, DenseMLP) and layer.beside_mlp is None
         for layer in config.layers
@@ -96,7 +96,7 @@ def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDeco
 
 
 def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
-    """The blocks, with their weights; those of layers are read when they are iterated."""
+    """The blocks with their weights. A layer's weights are read when the layers are iterated."""
     sources = sources_of(config)
 
     def layers() -> Iterator[DecoderLayer]:
@@ -243,7 +243,7 @@ def _mlp(
 
 
 def _travelling(block: MLPBlock | ExpertsBlock, reader: WeightReader) -> MLPBlock | ExpertsBlock | TravellingExperts:
-    """The same; if tokens of long steps go from rank to rank, with their way."""
+    """The block, wrapped if the tokens of long steps travel from rank to rank."""
     spread = block.experts.spread if isinstance(block, ExpertsBlock) else None
     if not isinstance(block, ExpertsBlock) or block.held is None or spread is None or spread.fewest_travelling is None:
         return block
@@ -258,7 +258,7 @@ def _travelling(block: MLPBlock | ExpertsBlock, reader: WeightReader) -> MLPBloc
 
 
 def _noting(layers: Iterable[DecoderLayer], config: Decoder, held: dict[int, HeldExperts]) -> Iterator[DecoderLayer]:
-    """The layers; the experts that each of them holds go into `held`, by the layer's number in the checkpoint."""
+    """Pass the layers on, and note in `held` the experts that each holds, by the layer's number in the checkpoint."""
     for number, layer in enumerate(layers, 0 if config.shard is None else config.shard.layers[0]):
         mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
         if isinstance(mlp, ExpertsBlock | TravellingExperts) and mlp.held is not None:
@@ -312,7 +312,7 @@ def read_norm(source: NormSource | None, reader: WeightReader) -> NormWeights | 
     if source is None:
         return None
     norm = source.norm
-    # Offset weights are kept in fp32: in bf16, 1 + w would lose what distinguishes w from 0.
+    # Offset weights are kept in fp32: in bf16, 1 + w would lose most of the bits of a small w.
     dtype = torch.float32 if norm.offset else None
     weight = None if source.weight is None else reader.tensor(source.weight, dtype)
     if weight is not None and norm.offset:

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: checks first, then its tensors, converted on the way."""
+"""From a checkpoint to a model: check it first, then read its tensors and convert them."""
 
 import importlib
 import sys
@@ -46,7 +46,7 @@ def load_model_config(path: Path) -> ModelConfig:
     """Read and check the configuration of the checkpoint at this path.
 
     Raises:
-        ConfigError: for what this engine does not support.
+        ConfigError: the checkpoint has something that this engine does not support.
     """
     return model_config_of(open_checkpoint(path))
 
@@ -67,9 +67,9 @@ def load_model(
         config: of the model, or of a rank's part of it.
         dtype: as in `WeightReader`.
         device: where the model runs.
-        kv_format: of KV; if it is quantized as the checkpoint's scales are for, these are used.
-        ranks: those that load its parts at the same time.
-        bytes_read: counts them.
+        kv_format: the format of KV; the checkpoint's scales are used if they are for this format.
+        ranks: the ranks that load the model's parts at the same time.
+        bytes_read: counts the bytes that are read.
 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of the wrong shape.
@@ -128,7 +128,7 @@ def _build(config: ModelConfig, reader: WeightReader) -> Model:
 
 
 def _kv_scale(stored: Mapping[str, StoredTensor], attention: str, which: Literal["k", "v"]) -> float | None:
-    """Of an attention's keys or values; None if there is none for all of them."""
+    """The scale of an attention's keys or values; None if there is no single scale for all of them."""
     name = next((its for its in scale_names(attention, which) if its in stored), None)
     if name is None or stored[name].num_elements != 1:
         return None
@@ -139,7 +139,7 @@ def _kv_scale(stored: Mapping[str, StoredTensor], attention: str, which: Literal
 
 
 def _is_bf16(stored: StoredTensor, *, is_quantized: bool) -> bool:
-    """Whether it is stored in bf16. Without quantized weights a vector may be in fp32, if bf16 holds its numbers.
+    """Whether a tensor counts as bf16. Without quantized weights, this includes fp32 vectors that bf16 holds exactly.
 
     GGUF files have all vectors in fp32.
     """
@@ -150,7 +150,7 @@ def _is_bf16(stored: StoredTensor, *, is_quantized: bool) -> bool:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, otherwise a log line every few seconds."""
+    """Show a progress bar on a terminal, otherwise a log line every few seconds."""
     if sys.stderr.isatty():
         with tqdm(total=total, desc="Loading weights", unit="tensor", leave=False) as bar:
             yield lambda: bar.update() and None

@@ -1,4 +1,4 @@
-"""Quantized weights that are made of float ones as these are read."""
+"""Float weights that are quantized as they are read."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,9 +14,9 @@ from penstock.kernels.quantized.weight import QuantizedWeight
 
 
 class Maker:
-    """Makes each matrix, or a rank's part of it, which is the same as that part of the whole.
+    """Quantizes each matrix, or a rank's part of it, to the same numbers as in the whole matrix.
 
-    Where an output has one scale and ranks have parts of its inputs, the ranks tell each other the largest of theirs.
+    If an output has one scale and ranks have parts of its inputs, the ranks exchange the largest values of their parts.
     """
 
     def __init__(
@@ -29,22 +29,22 @@ class Maker:
         """
         Args:
             config: of the whole model.
-            read: reads some ranges of each axis of a tensor; none: all of it.
-            ranks: those that make parts of the same matrices at the same time.
-            device: where they exchange tensors.
+            read: reads some ranges of each axis of a tensor; no ranges: all of it.
+            ranks: the ranks that make parts of the same matrices at the same time.
+            device: where the ranks exchange tensors.
         """
         self._recipes, self._products = recipes_of(config), products_of(config)
         self._read, self._ranks, self._device = read, ranks, device
 
     def __call__(self, name: str, cut: Cut) -> QuantizedWeight | None:
-        """The matrix [N, K], for experts in one tensor [E, N, K]; None if it stays as it is."""
+        """The matrix [N, K], or [E, N, K] for experts in one tensor; None if it is not quantized."""
         if name not in self._recipes:
             return None
         recipe, product = self._recipes[name], self._products[name]
         num_inputs, inputs = product.shape[-1], cut.inputs
         begin, end = (0, num_inputs) if inputs is None else inputs[0]
         first = begin
-        if inputs is not None and recipe.format == "int4":  # whole groups
+        if inputs is not None and recipe.format == "int4":  # extend to whole groups
             first, last = begin // recipe.group * recipe.group, min(-(-end // recipe.group) * recipe.group, num_inputs)
             inputs = ((first, last),)
         sides = (inputs, cut.outputs) if product.is_transposed else (cut.outputs, inputs)

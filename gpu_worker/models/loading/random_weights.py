@@ -1,4 +1,4 @@
-"""Random weights in place of a checkpoint's: the same each time, and on a rank those of its part of the whole."""
+"""Random weights in place of a checkpoint's: the same each time, and on a rank the same as in the whole model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -12,7 +12,7 @@ from penstock.core.checkpoint.weight_sources import Ranges
 
 _STD = 0.02
 _TILE = (1024, 2048)
-"""Of a matrix, what is drawn at once, from a seed of its own: a rank draws only tiles that it has a part of."""
+"""Each tile of a matrix is drawn at once, from a seed of its own. A rank draws only the tiles that overlap its part."""
 
 
 class RandomWeights:
@@ -46,7 +46,7 @@ class RandomWeights:
 
 
 def _pieces(ranges: Ranges, tile: int) -> Iterator[tuple[int, slice, slice]]:
-    """Of an axis that is cut into tiles: the number of each that is touched, what of it, and where that goes."""
+    """For an axis cut into tiles: the number of each touched tile, the part of it to take, and where that part goes."""
     first = 0
     for begin, end in ranges:
         for number in range(begin // tile, -(-end // tile)):

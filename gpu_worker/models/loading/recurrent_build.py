@@ -1,4 +1,4 @@
-"""From a checkpoint to mixers that keep a state of a row."""
+"""From a checkpoint to mixers that keep a state for each row."""
 
 import torch
 from torch import Tensor

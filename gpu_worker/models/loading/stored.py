@@ -34,16 +34,16 @@ _DTYPES = {
 
 
 class BytesRead:
-    """How many bytes of tensors were asked for; and what they were, for a rank that reads parts of them."""
+    """Counts the tensor bytes that were read, and digests them for a rank that reads only parts."""
 
     def __init__(self, *, with_digest: bool = False) -> None:
-        """`with_digest`: wanted later; it takes a second for each 1 to 7 GB."""
+        """`with_digest`: whether `digest` is wanted later; it takes a second for each 1 to 7 GB."""
         self.total = 0
         self._digest = hashlib.blake2b(digest_size=8) if with_digest else None
 
     @property
     def digest(self) -> str:
-        """16 hex digits, the same for the same parts read in the same order; empty if it is not wanted."""
+        """16 hex digits, the same for the same parts read in the same order; empty without `with_digest`."""
         return "" if self._digest is None else self._digest.hexdigest()
 
     def note(self, read: Tensor) -> None:
@@ -66,10 +66,10 @@ class StoredWeights:
     ) -> None:
         """
         Args:
-            tensors: of the checkpoint, checked.
+            tensors: the checkpoint's tensors, already checked.
             matrices: the shape of each matrix.
             on_read: called for each weight that is read.
-            bytes_read: counts them.
+            bytes_read: counts the bytes that are read.
         """
         self.stored, self._formats, _ = tensors
         self._matrices = matrices
@@ -85,7 +85,7 @@ class StoredWeights:
         """A quantized matrix, or part of it; None if it is not quantized.
 
         Raises:
-            LoadError: it is damaged, or cannot be cut so.
+            LoadError: the matrix is damaged, or cannot be cut like this.
         """
         if name not in self._formats:
             return None
@@ -108,7 +108,7 @@ class StoredWeights:
     def _read_part(self, part: Part, ranges: Sequence[Ranges | None]) -> Tensor:
         stored, shape = self.stored[part.name], part.rows or part.shape
         if part.axes and shape is not None and stored.dtype in _DTYPES:
-            stored = stored._replace(shape=shape)  # axes of size 1 may be missing, or further ones be there
+            stored = stored._replace(shape=shape)  # axes of size 1 may be missing or added
         return self._read(stored, ranges)
 
     def _read(self, stored: StoredTensor, ranges: Sequence[Ranges | None] = ()) -> Tensor:
@@ -118,7 +118,7 @@ class StoredWeights:
 
 
 def as_tensor(stored: StoredTensor) -> Tensor:
-    """The same as a torch tensor, in the file's own memory if possible; of another dtype the bytes of each row."""
+    """As a torch tensor, in the file's own memory if possible. Types that torch lacks become the bytes of each row."""
     data = torch.frombuffer(stored.read(), dtype=torch.uint8)
     dtype = _DTYPES.get(stored.dtype)
     if dtype is None:
@@ -129,7 +129,7 @@ def as_tensor(stored: StoredTensor) -> Tensor:
 
 
 def part_of(tensor: Tensor, ranges: Sequence[Ranges | None]) -> Tensor:
-    """Some ranges of each axis; a view, if they are one range of each."""
+    """Some ranges of each axis; a view, if there is one range for each axis."""
     for axis, its in enumerate(ranges):
         if its is not None and len(its) == 1:
             tensor = tensor.narrow(axis, its[0][0], its[0][1] - its[0][0])

@@ -43,16 +43,16 @@ class _Reader:
         self._shapes, self._prefix, self._reader, self._eps = vision.tensors, prefix, reader, vision.norm_eps
 
     def tensor(self, *names: str) -> Tensor:
-        """One of them, or several, stacked."""
+        """One tensor, or several, stacked."""
         names = tuple(self._prefix + name for name in names)
         return self._reader.tensor(Source(names, tuple(self._shapes[name] for name in names)))
 
     def if_there(self, *names: str) -> Tensor | None:
-        """The same, if it has them."""
+        """The same, if the tower has these tensors."""
         return self.tensor(*names) if self._prefix + names[0] in self._shapes else None
 
     def matrix(self, *names: str) -> Matrix:
-        """Of the outputs of all that are named."""
+        """One matrix with the outputs of all named matrices."""
         weights, biases = ([f"{name}.{kind}" for name in names] for kind in ("weight", "bias"))
         return Matrix(self.tensor(*weights).flatten(1), self.if_there(*biases))
 
@@ -115,9 +115,9 @@ def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
 
 
 def positions_by_share(table: Tensor, side: int) -> Tensor:
-    """[side * side, hidden]: the learned vector at each patch's share of the side, in the arithmetic of Idefics3.
+    """[side * side, hidden]: each patch's learned vector, found by its relative position as Idefics3 computes it.
 
-    It rounds: not every patch gets its own.
+    That arithmetic rounds, so some patches share a vector.
     """
     shares = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6)
     nearest = torch.bucketize(shares, torch.arange(1 / side, 1.0, 1 / side), right=True)
@@ -128,7 +128,7 @@ def _made(vision: TileVision, its: _Reader) -> PatchMLPBlock | TilePoolBlock | T
     made = vision.made
     if isinstance(made, TilePool):
         norm = its.norm(POOL_NORM)
-        norm = norm._replace(weight=norm.weight.float() + 1.0)  # what is stored is its distance from 1
+        norm = norm._replace(weight=norm.weight.float() + 1.0)  # stored as w - 1
         return TilePoolBlock(made.side, norm, Matrix(its.tensor(POOL_MATRIX).T.contiguous(), None))
     if isinstance(made, TileSquares):
         return TileSquaresBlock(made.square, its.matrix(SQUARES_MATRIX))

@@ -34,32 +34,32 @@ from penstock.kernels.quantized.weight import QuantizedWeight, are_alike, dequan
 
 
 class WeightReader(NamedTuple):
-    """Reads each tensor of a checkpoint once, and fuses what is computed together."""
+    """Reads each tensor of a checkpoint once, and joins weights that are computed together."""
 
     read: Callable[[str, Sequence[Ranges | None]], Tensor]
-    """Reads some ranges of each axis of a tensor, None for all of an axis; the result has any dtype, on any device."""
-    is_bf16: bool  # whether all that are not quantized are stored in bf16
+    """Reads some ranges of each axis of a tensor (None: all of an axis). The result may have any dtype and device."""
+    is_bf16: bool  # whether all tensors that are not quantized are stored in bf16
     dtype: torch.dtype  # of activations and KV, and of weights except as `library` allows
     device: torch.device  # where weights go
     library: Library | None = None
-    """The native CPU kernels, if the model is made for them. They read bf16 weights directly, whatever the dtype: that
-    halves what a step reads, and loses nothing."""
+    """The native CPU kernels, if the model is made for them. They read bf16 weights directly, whatever the dtype. That
+    halves the bytes that a step reads, and loses nothing."""
     checkpoint: Checkpoint | None = None
     """The source of the tensors, for a builder that reads it in its own way; None for random weights."""
     read_quantized: Callable[[str, Cut], QuantizedWeight | None] = lambda name, cut: None
-    """Reads a quantized weight by its name, or a part of it; None for what `read` reads."""
+    """Reads a quantized weight, or a part of it, by its name; returns None for weights that `read` reads."""
     kv_scales: Callable[[str], KVScales | None] = lambda attention: None
-    """The checkpoint's scales of an attention's keys and values, by its name; None if there are none for this KV."""
+    """The checkpoint's KV scales of an attention, by its name; None if there are none for this type of KV."""
     are_packed: bool = False
-    """Whether matrices are read only to be packed. Then they are not copied if they need no conversion, and may be in
+    """Whether matrices are read only to be packed. Then matrices that need no conversion are not copied, and may be in
     the file's own memory."""
     ranks: Ranks = ALONE
-    """Those that hold the model together; the sources are cut for this one of them."""
+    """The ranks that hold the model together; the sources are cut for this rank."""
 
     def tensor(self, source: Source, dtype: torch.dtype | None = None) -> Tensor:
-        """A weight, in the reader's dtype if no other is given, each of its tensors copied straight to its place.
+        """A weight, in the reader's dtype if no other is given. Each of its tensors is copied straight to its place.
 
-        What is quantized is dequantized.
+        Quantized tensors are dequantized.
         """
         dtype = dtype or self.dtype
         shapes = [source.part_shape(i) for i in range(len(source.names))]
@@ -81,7 +81,7 @@ class WeightReader(NamedTuple):
         return stack
 
     def plain_linear(self, source: LinearSource) -> PlainLinear:
-        """A product with a weight of floats, whatever is stored."""
+        """A product with a float weight, even if the stored one is quantized."""
         return PlainLinear(self._matrix(source.weight), self._bias(source))
 
     def linear(self, source: LinearSource) -> Linear:
@@ -130,7 +130,7 @@ class WeightReader(NamedTuple):
         orders: Sequence[Tensor | None],
         bias: Tensor | None,
     ) -> Linear:
-        """Of some consecutive tensors, which are quantized alike, or of a single one that is not."""
+        """The product of consecutive tensors that are quantized alike, or of a single one that is not quantized."""
         quantized = [_ordered(part, orders[i]) for i in alike if (part := parts[i]) is not None]
         whole = joined(quantized) if quantized else None
         if whole is not None and self.are_packed:
@@ -148,7 +148,7 @@ class WeightReader(NamedTuple):
         return PlainLinear(self._matrix(its), bias)
 
     def _quantized_experts(self, source: Source) -> tuple[QuantizedWeight, ...] | None:
-        """Each expert's weight; None if not all are quantized, and in the same way."""
+        """Each expert's weight; None unless all are quantized in the same way."""
         parts = self._quantized_parts(source)
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
@@ -179,7 +179,7 @@ class WeightReader(NamedTuple):
         return [self.read_quantized(name, source.cut(i)) for i, name in enumerate(source.names)]
 
     def _stored(self, source: Source, i: int) -> Tensor:
-        """What is read of tensor `i`, as it is stored."""
+        """The part of tensor `i` that is read, as it is stored."""
         return self.read(source.names[i], source.stored_ranges(i))
 
 
@@ -188,7 +188,7 @@ def _num_outputs(weight: Source, i: int) -> int:
 
 
 def _runs(parts: Sequence[QuantizedWeight | None]) -> list[list[int]]:
-    """Indices of consecutive parts that can be one matrix."""
+    """Indices of consecutive parts that can be joined to one matrix."""
     runs = [[0]]
     for i, part in enumerate(parts[1:], 1):
         before = parts[i - 1]

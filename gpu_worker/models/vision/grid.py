@@ -1,4 +1,4 @@
-"""The tower of patches of any grid, as its description says, with torch's kernels."""
+"""The vision tower for pictures with any grid of patches, with torch's kernels."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from penstock.gpu_worker.models.vision.tower import (
 
 
 class Merger(NamedTuple):
-    """Makes one embedding of the vectors of a square; its norm is over each of them, or over all as one."""
+    """Makes one embedding from the vectors of a square. Its norm is over each vector, or over all of them as one."""
 
     norm: TowerNorm
     first: Matrix
@@ -59,7 +59,7 @@ class GridTower(NamedTuple):
         return self.vision.width * self.patches.weight.element_size()
 
     def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
-        """`pixels`: [patches, numbers], in squares that are merged, row by row; `grid`: frames, rows, columns."""
+        """`pixels`: [patches, numbers], by squares that are merged, row by row; `grid`: frames, rows, columns."""
         vision, square = self.vision, self.vision.merge**2
         order, of_windows = _windows(vision, grid)
         pixels = pixels.to(self.device, self.patches.weight.dtype)
@@ -84,14 +84,14 @@ class GridTower(NamedTuple):
         yield embeddings
 
     def _attend(self, rotation: Rotation, lengths: Sequence[int], qkv: Tensor) -> Parts:
-        """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
+        """[P, 3 * hidden] -> [P, hidden]; patches see each other within runs of these lengths."""
         heads = qkv.view(len(qkv), 3 * self.vision.num_heads, -1)
         yield from rotate(heads[:, : 2 * self.vision.num_heads], rotation)
         q, k, v = heads.chunk(3, dim=1)
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         out = torch.empty_like(v)
-        for length in sorted(set(lengths)):  # all windows but those at the borders have the same
+        for length in sorted(set(lengths)):  # all windows except those at borders have the same length
             at_once = max(1, queries_at_once(self.vision.hidden_size, length, qkv.device) // length)
             for some in starts[sizes == length].split(at_once):
                 places = (some[:, None] + torch.arange(length)).to(qkv.device)
@@ -101,7 +101,7 @@ class GridTower(NamedTuple):
 
 
 def _angles(vision: GridVision, grid: Sequence[int], device: torch.device) -> Tensor:
-    """fp32[patches, half of a head]: a half of the pairs turns with the row, the other with the column."""
+    """fp32[patches, half of a head]: half of the angles depend on the row, the other half on the column."""
     quarter = vision.hidden_size // vision.num_heads // 4
     frequencies = 1.0 / vision.theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
     angles = (_places(vision, grid)[:, :, None].float() * frequencies).flatten(1)
@@ -109,7 +109,7 @@ def _angles(vision: GridVision, grid: Sequence[int], device: torch.device) -> Te
 
 
 def _places(vision: GridVision, grid: Sequence[int]) -> Tensor:
-    """int64[patches of a frame, 2]: their rows and columns, square by square."""
+    """int64[patches of a frame, 2]: the row and column of each patch, square by square."""
     _, rows, columns = grid
     merge = vision.merge
     places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
@@ -117,8 +117,8 @@ def _places(vision: GridVision, grid: Sequence[int]) -> Tensor:
 
 
 def _stretched(table: Tensor, vision: GridVision, grid: Sequence[int]) -> Tensor:
-    """[patches, hidden]: the learned vectors at a picture's patches, whose corners are the table's, and between them
-    by the nearest four."""
+    """[patches, hidden]: learned vectors, stretched to a picture by bilinear interpolation. The picture's corners have
+    the vectors of the table's corners."""
     side, places = vision.positions, _places(vision, grid)
     at = places.float() * (side - 1) / torch.tensor([max(1, size - 1) for size in grid[1:]])
     first = at.floor().long()
@@ -131,7 +131,7 @@ def _stretched(table: Tensor, vision: GridVision, grid: Sequence[int]) -> Tensor
 
 
 def _windows(vision: GridVision, grid: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """The order in which embeddings of a window are neighbours, and how many patches each window has."""
+    """An order of the embeddings that keeps each window together, and how many patches each window has."""
     frames, rows, columns = grid[0], grid[1] // vision.merge, grid[2] // vision.merge
     if not vision.window:
         return torch.arange(frames * rows * columns), []

@@ -1,4 +1,4 @@
-"""Pixtral's tower, as its description says, with torch's kernels."""
+"""Pixtral's vision tower, with torch's kernels."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ class SquareMergeBlock(NamedTuple):
     matrix: Matrix
 
     def __call__(self, x: Tensor, rows: int, columns: int) -> Parts:
-        """[rows * columns, hidden] -> [squares, hidden]; the matrix has a square's patches number by number."""
+        """[rows * columns, hidden] -> [squares, hidden]; the matrix takes a square's patches interleaved by number."""
         sides = (rows // self.square, self.square, columns // self.square, self.square)
         squares = self.norm(x).unflatten(0, sides).permute(0, 2, 4, 1, 3)
         return in_parts(lambda part: self.matrix(part), squares.flatten(2).flatten(0, 1), self.matrix.weight.numel())
@@ -78,8 +78,8 @@ class PatchTower(NamedTuple):
 
 
 def _rotation(vision: PatchVision, rows: int, columns: int, device: torch.device) -> Rotation:
-    """fp32[patches, half of a head], twice: even frequencies turn a half of the pairs with the row, odd ones the other
-    half with the column."""
+    """fp32[patches, half of a head], twice. One half of the angles depends on the row, with the even frequencies; the
+    other half on the column, with the odd ones."""
     half = vision.hidden_size // vision.num_heads // 2
     frequencies = 1.0 / vision.theta ** (torch.arange(half, dtype=torch.float32) / half)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")

@@ -1,4 +1,4 @@
-"""The tower for pictures of one size, or tiles of it, as its description says, with torch's kernels."""
+"""The vision tower for pictures of a fixed size, or for tiles of that size, with torch's kernels."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -98,7 +98,7 @@ class TileTower(NamedTuple):
 
 
 def _together(made: Tensor, views: WholeThenTiles, newline: Tensor, height: int, width: int) -> Tensor:
-    """[1 + tiles, P, out_size] -> [embeddings, out_size]: the view of all, then rows through all tiles."""
+    """[1 + tiles, P, out_size] -> [embeddings, out_size]: the view of the whole picture, then rows across all tiles."""
     side, (tile_rows, tile_columns, rows, columns) = views.side, views.layout(height, width)
     whole = made[1:].view(tile_rows, tile_columns, side, side, -1).transpose(1, 2)
     whole = whole.reshape(tile_rows * side, tile_columns * side, -1)

@@ -1,4 +1,4 @@
-"""What a vision tower is to others, and what towers are made of."""
+"""The interface of vision towers, and the parts that towers are made of."""
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -11,45 +11,45 @@ from torch.nn import functional
 from penstock.core.checkpoint.vision.tower import VisionActivation, VisionTower
 
 _PART = 1 << 27
-"""Multiplications between which steps may go on: a millisecond or two of a core. Smaller parts take a tenth longer."""
+"""Multiplications in a part of the work: a millisecond or two of a core. Smaller parts would take a tenth longer."""
 
 _ATTENTION_COSTS = 3
-"""A multiplication takes so many times as long there as in a product with weights."""
+"""A multiplication in attention takes so many times as long as one in a product with weights."""
 
 _PART_NUMBERS = 1 << 18
-"""Numbers of a part that has a few operations on each of them: half a millisecond of a core."""
+"""Numbers in a part with a few operations for each number: half a millisecond of a core."""
 
 Rotation = tuple[Tensor, Tensor]
-"""fp32[patches, half of a head], twice: cosine and sine of the angles by which a patch's pairs are turned."""
+"""fp32[patches, half of a head], twice: cosines and sines of the angles by which each patch's pairs are rotated."""
 
 Parts = Generator[None, None, Tensor]
-"""Computes a tensor, and stops after each part."""
+"""Computes a tensor, and yields after each part of the work."""
 
 
 class Tower(Protocol):
-    """Makes the embeddings of pictures, part by part, so that steps can go between."""
+    """Makes the embeddings of pictures, part by part, so that steps can run in between."""
 
     @property
     def vision(self) -> VisionTower:
-        """What it is."""
+        """The description of the tower."""
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device on which it computes."""
 
     @property
     def embedding_bytes(self) -> int:
-        """Of one embedding."""
+        """Bytes of one embedding."""
 
     def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
-        """Compute a picture: nothing after each part of the work, at last its embeddings.
+        """Compute a picture's embeddings, part by part.
 
         Args:
             pixels: of the shape that `vision` says.
-            grid: as the processor tells it.
+            grid: as the processor gives it.
 
         Yields:
-            None, then [embeddings, width].
+            None after each part of the work, and at last [embeddings, width].
         """
 
 
@@ -78,13 +78,13 @@ class TowerNorm(NamedTuple):
 
 
 class TowerLayer(NamedTuple):
-    """Attention and an MLP, each added to what comes in."""
+    """Attention and an MLP, each with a residual connection."""
 
     norm1: TowerNorm
     qkv: Matrix
     proj: Matrix
     norm2: TowerNorm
-    mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
+    mlp: tuple[Matrix, ...]  # the last one projects down; if there are two before it, the first is a gate
 
 
 class PatchMLPBlock(NamedTuple):
@@ -101,13 +101,13 @@ class PatchMLPBlock(NamedTuple):
 
 
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, num_multiplications: int) -> Parts:
-    """function(x), some vectors of `x` at a time: each takes so many multiplications. A GPU takes them all at once."""
+    """function(x), some vectors at a time, where each takes `num_multiplications`. A GPU takes all at once."""
     rows = x.flatten(0, -2)
     size = max(16, _PART // num_multiplications) if x.device.type == "cpu" else len(rows)
     whole: Tensor | None = None
     for first in range(0, len(rows), size):
         made = function(rows[first : first + size])
-        if whole is None:  # parts that are joined at the end make that one a long one
+        if whole is None:  # joining the parts at the end would make the last part a long one
             whole = made if size >= len(rows) else made.new_empty(len(rows), made.shape[-1])
         if whole is not made:
             whole[first : first + size] = made
@@ -118,7 +118,7 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, num_multiplication
 
 
 def compute(layer: TowerLayer, x: Tensor, kind: VisionActivation, attend: Callable[[Tensor], Parts]) -> Parts:
-    """[.., P, hidden] -> the same, behind a layer."""
+    """[.., P, hidden] -> the same shape, the output of a layer."""
     qkv = yield from in_parts(lambda part: layer.qkv(layer.norm1(part)), x, layer.qkv.weight.numel())
     seen = yield from attend(qkv)
     x = x + (yield from in_parts(lambda part: layer.proj(part), seen, layer.proj.weight.numel()))
@@ -133,7 +133,7 @@ def through(
     attend: Callable[[Tensor], Parts],
     features: Sequence[int],
 ) -> Parts:
-    """[.., P, hidden] -> [.., P, hidden * features]: what comes out behind so many layers each, side by side."""
+    """[.., P, hidden] -> [.., P, hidden * len(features)]: the outputs after these numbers of layers, side by side."""
     found = {0: x}
     for i, layer in enumerate(layers):
         x = yield from compute(layer, x, kind, attend)
@@ -158,7 +158,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Parts:
 
 
 def queries_at_once(width: int, length: int, device: torch.device) -> int:
-    """How many make a part, if each has so many numbers and sees so many positions. A GPU takes all at once."""
+    """How many queries of `width` numbers make a part, if each sees `length` positions. A GPU takes all at once."""
     return max(16, _PART // (2 * _ATTENTION_COSTS * width * length)) if device.type == "cpu" else sys.maxsize
 
 
@@ -183,7 +183,7 @@ def activated(x: Tensor, kind: VisionActivation) -> Tensor:
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Generator[None, None, None]:
-    """Turn the pairs of [P, heads, D] in place, some vectors at a time; a GPU takes them all at once."""
+    """Rotate the pairs of [P, heads, D] in place, some vectors at a time. A GPU takes all at once."""
     cos, sin = rotation
     size = max(16, _PART_NUMBERS // heads[0].numel()) if heads.device.type == "cpu" else len(heads)
     for first in range(0, len(heads), size):
@@ -193,7 +193,7 @@ def rotate(heads: Tensor, rotation: Rotation) -> Generator[None, None, None]:
 
 
 def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
-    """In fp32; a pair has a number in each half."""
+    """Rotate in fp32; the two numbers of a pair are in different halves."""
     cos, sin = (each[:, None] for each in rotation)
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
