@@ -1,7 +1,7 @@
 """One operation per file: public wrapper, CPU path, plain reference; Triton kernels in `triton/<op>.py`.
 
-Nothing here knows a model or another package of the project. A wrapper checks shapes, then picks the
-Triton kernel for CUDA tensors and the torch path for CPU tensors; `*_reference` is the oracle for both.
+Nothing here depends on a model or on another package of the project. A wrapper checks shapes. Then it picks
+the Triton kernel for CUDA tensors and the torch path for CPU tensors; `*_reference` is the oracle for both.
 
 Words: T tokens of a ragged batch, N rows of the batch, S rows that sample, R rows of the persistent row
 state, Hq/Hk query and key-value heads, D head size, V vocabulary. A KV pool's layer has `k_pages` and

@@ -6,12 +6,12 @@ from torch import Tensor
 from torch.nn import functional
 
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
-"""`relu2` is the square of ReLU (So et al., 2021). `clamped_swiglu` is gpt-oss's, which only gates: with
-g = min(gate, 7) and u = up within [-7, 7], it is (u + 1) * g * sigmoid(1.702 g)."""
+"""`relu2` is the square of ReLU (So et al., 2021). `clamped_swiglu` is gpt-oss's, and only works as a gate: with
+g = min(gate, 7) and u = up clamped to [-7, 7], it is (u + 1) * g * sigmoid(1.702 g)."""
 
 
 class Activation(NamedTuple):
-    """What an MLP does between its products."""
+    """The activation of an MLP, between its products."""
 
     kind: ActivationKind
     is_gated: bool = True

@@ -1,8 +1,8 @@
-"""Grouped products of a mixture's experts: each reads the weights of every used expert once.
+"""Grouped products of a mixture's experts: each product reads the weights of every used expert once.
 
 Token t and the j-th of its k experts make row t * k + j. `group_rows` sorts the rows by expert, `grouped_linear`
-multiplies each with its expert's matrix, and `sum_of_experts` adds up each token's. E experts, T tokens, R rows: T * k,
-or on a CPU those of the experts that are held here (`held_experts.py`).
+multiplies each row with its expert's matrix, and `sum_of_experts` adds up the rows of each token. There are E experts,
+T tokens and R rows. R is T * k; on a CPU, only rows of experts that are held here count (`held_experts.py`).
 """
 
 from typing import NamedTuple
@@ -12,35 +12,35 @@ from torch import Tensor
 
 
 class SortedRows(NamedTuple):
-    """Rows for the CPU, where they are kept in the order of their experts."""
+    """Rows for the CPU. Results are stored in the order of the experts."""
 
     top_k: int
     rows: Tensor  # int64[R], the row at each place
-    places: Tensor  # int64[T * k], the place of each row; R: it is another rank's
+    places: Tensor  # int64[T * k], the place of each row; R: another rank computes it
     experts: tuple[tuple[int, int, int], ...]  # (expert, its first place, the place after its last one), ascending
 
 
 class BlockedRows(NamedTuple):
-    """Rows for a GPU, where they are kept as they are numbered. A block has some rows of one expert."""
+    """Rows for a GPU. Results are stored by row number. A block has some rows of one expert."""
 
     top_k: int
     rows: Tensor  # int32[T * k], by expert
-    blocks: Tensor  # int32[3, B]: its expert, its first place in `rows`, the place after its last one; empty ones too
+    blocks: Tensor  # int32[3, B]: each block's expert, first place in `rows`, and end; blocks may be empty
     size: int  # the most rows of a block
-    experts: Tensor | None = None  # int32[T * k], of each row, if some rows are other ranks'
-    num_experts: int = 0  # then: experts from this number on are theirs
+    experts: Tensor | None = None  # int32[T * k], each row's expert, if other ranks compute some rows
+    num_experts: int = 0  # then: experts from this number on are other ranks'
 
 
 GroupedRows = SortedRows | BlockedRows
 
 
 def group_rows(ids: Tensor, num_experts: int, *, are_some: bool = False) -> GroupedRows:
-    """Sort rows by expert, those of one expert by token. On a GPU the host reads nothing back.
+    """Sort rows by expert, and then by token. On a GPU the host reads nothing back.
 
     Args:
         ids: int32 [T, k], each token's experts, all different.
         num_experts: E.
-        are_some: ids of E mean that a row is another rank's: nothing is computed for it.
+        are_some: an id of E means that another rank computes the row, so nothing is computed for it here.
     """
     if ids.ndim != 2 or ids.dtype != torch.int32:
         raise ValueError(f"ids must be int32 [T, k], got {ids.dtype} {tuple(ids.shape)}")
@@ -63,7 +63,7 @@ def group_rows(ids: Tensor, num_experts: int, *, are_some: bool = False) -> Grou
 
 
 def num_inputs(grouped: GroupedRows, *, of_tokens: bool) -> int:
-    """Rows that an input of a grouped product has: T `of_tokens`, else R."""
+    """How many rows the input of a grouped product has: T if `of_tokens`, else R."""
     if not of_tokens:
         return grouped.rows.shape[0]
     return (grouped.places if isinstance(grouped, SortedRows) else grouped.rows).shape[0] // grouped.top_k
@@ -81,15 +81,15 @@ def grouped_linear(
     """Each row's product with its expert's matrix: x @ weight^T + bias.
 
     Args:
-        x: [R, in], an earlier result; [T, in] if `of_tokens`, where a row's input is its token's.
+        x: [R, in], an earlier result; or, if `of_tokens`, [T, in] with one input for all rows of a token.
         grouped: the rows.
         weight: [E, out, in], contiguous.
         bias: [E, out] or None.
         of_tokens: see `x`.
-        scales: fp32 [T, k], inputs are multiplied by these; None: they are not.
+        scales: fp32 [T, k], factors of the inputs; None for none.
 
     Returns:
-        [R, out] in the dtype of `x`, in the order in which `grouped` keeps rows. Sums are fp32.
+        [R, out] in the dtype of `x`, in the order in which `grouped` stores rows. Sums are fp32.
     """
     num_rows = num_inputs(grouped, of_tokens=of_tokens)
     if x.shape != (num_rows, weight.shape[2]) or not weight.is_contiguous():
@@ -121,7 +121,7 @@ def sum_of_experts(x: Tensor, grouped: GroupedRows, weights: Tensor | None = Non
         weights: fp32 [T, k]; None: all are 1.
 
     Returns:
-        [T, H] in the dtype of `x`; sums are fp32, of the rows that are computed here.
+        [T, H] in the dtype of `x`. Sums are fp32, over the rows that are computed here.
     """
     if x.ndim != 2 or x.shape[0] != grouped.rows.shape[0]:
         raise ValueError(f"x {tuple(x.shape)} does not fit {grouped.rows.shape[0]} rows")

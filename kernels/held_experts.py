@@ -1,7 +1,7 @@
-"""The experts of a mixture that this rank holds, when other ranks hold the others, or copies of the same ones.
+"""The experts of a mixture that this rank holds, when other ranks hold the rest, or copies of the same experts.
 
-A token's turn, its position plus its id, decides which copy of each of its experts serves it. So copies share the
-tokens, and which one a token goes to is the same on every rank, in any batch, and when the token is computed again.
+A token's turn (its position plus its id) decides which copy of each of its experts serves the token. So the copies
+share the tokens. The choice is the same on every rank, in any batch, and when the token is computed again.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from torch import Tensor
 
 
 class HeldExperts(NamedTuple):
-    """On the ranks' devices. E experts, L of them held here, C the most copies of any."""
+    """Tables on the rank's device for E experts, of which L are held here; C is the most copies of any expert."""
 
     rank: int
     num_held: int  # L
-    numbers: Tensor  # int32[E], among those held, in order; -1: another rank's
-    copies: Tensor  # int32[E], which of its copies is held here; -1: none
+    numbers: Tensor  # int32[E], each expert's number among the held ones, in order; -1: not held here
+    copies: Tensor  # int32[E], which copy of each expert is held here; -1: none
     num_copies: Tensor  # int32[E]
-    ranks: Tensor  # int32[E, C], that hold its copies
-    tokens: Tensor  # int64[L + 1]: how many each has computed, added up by whoever computes; then those of other ranks
+    ranks: Tensor  # int32[E, C], the ranks that hold each expert's copies
+    tokens: Tensor  # int64[L + 1], counts of tokens that each held expert has computed; last, those of other ranks
 
     def ids(self) -> list[int]:
-        """The experts that are held here, by their numbers in the mixture."""
+        """The held experts, by their numbers in the mixture."""
         return (self.numbers >= 0).nonzero().flatten().tolist()
 
     def copies_of(self, ids: Tensor, turns: Tensor) -> Tensor:
-        """Which copy serves a token.
+        """Which copy of each expert serves a token.
 
         Args:
-            ids: int32[T, k], its experts.
+            ids: int32[T, k], each token's experts.
             turns: int[T].
 
         Returns:
@@ -39,16 +39,16 @@ class HeldExperts(NamedTuple):
         return turns[:, None] % self.num_copies[ids]
 
     def serving(self, ids: Tensor, turns: Tensor) -> Tensor:
-        """int32[T, k], the numbers of the experts here that serve a token; L where another rank's does."""
+        """int32[T, k], the numbers of the held experts that serve each token; L where another rank's copy does."""
         is_here = self.copies_of(ids, turns) == self.copies[ids]
         return torch.where(is_here, self.numbers[ids], self.num_held)
 
     def ranks_of(self, ids: Tensor, turns: Tensor) -> Tensor:
-        """int32[T, k], the rank that serves a token as each of its experts."""
+        """int32[T, k], the rank that serves each token for each of its experts."""
         return self.ranks[ids, self.copies_of(ids, turns)]
 
     def counted(self, ids: Tensor, turns: Tensor, are_real: Tensor | None = None) -> Tensor:
-        """As `serving`. Tokens are counted where `are_real`, bool[T]; nothing is read back from the device."""
+        """As `serving`, and count the tokens where `are_real`, bool[T]. Nothing is read back from the device."""
         numbers = self.serving(ids, turns)
         ones = torch.ones_like(numbers) if are_real is None else are_real[:, None].expand_as(numbers)
         self.tokens.scatter_add_(0, numbers.flatten().long(), ones.flatten().long())
@@ -56,10 +56,10 @@ class HeldExperts(NamedTuple):
 
 
 def held_experts(rank: int, ranks_of: Sequence[Sequence[int]], device: torch.device) -> HeldExperts:
-    """Prepare for a placement.
+    """Make the tables for a placement.
 
     Args:
-        rank: this one.
+        rank: this rank.
         ranks_of: for each expert, the ranks that hold a copy.
         device: where the model runs.
     """

@@ -1,4 +1,4 @@
-"""Quantized keys and values: their format in pages, and how numbers become codes.
+"""Quantized keys and values: their format in pages, and how numbers are quantized.
 
 A page of one layer's keys, or of its values, is uint8[Hk, head bytes]. The bytes of a head:
 
@@ -6,15 +6,15 @@ A page of one layer's keys, or of its values, is uint8[Hk, head bytes]. The byte
     scales  fp16[page_size, numbers]            of every position
     unused                                      where another page group needs larger pages
 
-int8, fp8_e4m3, fp8_e5m2: a code is a byte, and a head of a position has one scale: x = scale * code.
+int8, fp8_e4m3, fp8_e5m2: a code is a byte, and each head has one scale at each position: x = scale * code.
 
-int4: 32 neighbouring numbers of a head are a group of 16 bytes: byte i has number i in its low half and number i + 16
-in its high half. Each group has two numbers, its scale and its minimum: x = minimum + scale * code. Heads are padded to
-whole groups, with codes of 0.
+int4: 32 neighbouring numbers of a head form a group of 16 bytes. Byte i has number i in its low half and number i + 16
+in its high half. Each group has two numbers, a scale and a minimum: x = minimum + scale * code. Heads are padded to
+whole groups with codes of 0.
 
-A position's numbers are quantized once, from its own values alone. So its bytes do not depend on the chunk that it was
-computed in, and a page can be shared, copied and moved as bytes. Scales are rounded to fp16 before codes are made with
-them: their rounding adds nothing to the error.
+A position's numbers are quantized once, from its own values alone. So its bytes do not depend on the chunk in which it
+was computed, and a page can be shared, copied and moved as bytes. Scales are rounded to fp16 before they are used to
+make codes, so their rounding adds nothing to the error.
 """
 
 from typing import Literal, NamedTuple
@@ -28,22 +28,22 @@ GROUP = 32
 """Numbers that share a scale and a minimum in int4."""
 
 LEAST_FP8_SCALE = 2.0**-14
-"""The smallest normal fp16: smaller numbers than it needs are subnormal fp8, which are finer than subnormal scales."""
+"""The smallest normal fp16. Smaller numbers become subnormal fp8 codes, which are finer than subnormal scales."""
 
 _MOST = 65504.0  # the largest fp16
 
 
 class KVFormat(NamedTuple):
-    """How a head's numbers at one position are stored."""
+    """How the numbers of a head at one position are stored."""
 
     name: KVFormatName
     bits: int  # of a code
-    largest: float  # magnitude of a code
-    fp8: torch.dtype | None = None  # of codes, if these are floats
+    largest: float  # the largest magnitude of a code
+    fp8: torch.dtype | None = None  # the codes' dtype, if they are floats
 
     @property
     def has_groups(self) -> bool:
-        """Whether scales belong to groups, and have minimums beside them."""
+        """Whether each group has a scale and a minimum, instead of one scale for the head."""
         return self.bits == 4
 
     def code_bytes(self, head_dim: int) -> int:
@@ -51,7 +51,7 @@ class KVFormat(NamedTuple):
         return _num_groups(head_dim) * GROUP // 2 if self.has_groups else head_dim
 
     def num_scales(self, head_dim: int) -> int:
-        """Numbers beside them: one scale, or a scale and a minimum for each group."""
+        """How many numbers accompany the codes: one scale, or a scale and a minimum for each group."""
         return 2 * _num_groups(head_dim) if self.has_groups else 1
 
     def head_bytes(self, head_dim: int) -> int:
@@ -84,7 +84,7 @@ class PageLayout(NamedTuple):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of a head in a page that hold something."""
+        """Bytes of a head in a page that are used."""
         return self.page_size * self.format.head_bytes(self.head_dim)
 
     def codes(self, pages: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ def quantize(x: Tensor, format: KVFormat, scale: float | None = None) -> Quantiz
     Args:
         x: [..., D].
         format: of the codes.
-        scale: of all of them, from a checkpoint; it is rounded to fp16. None: a head's own at this position. Groups
-            always have their own.
+        scale: one scale for all, from a checkpoint; it is rounded to fp16. None: each head has its own at each
+            position. Groups always have their own.
     """
     x = x.float()
     if format.has_groups:
@@ -142,7 +142,7 @@ def dequantize(its: Quantized, format: KVFormat, head_dim: int) -> Tensor:
 
 
 class KVScales(NamedTuple):
-    """What a checkpoint divides a layer's keys and values by."""
+    """The scales by which a checkpoint divides a layer's keys and values."""
 
     k: float
     v: float
@@ -166,7 +166,7 @@ def write_quantized(pages: Tensor, layout: PageLayout, cells: Tensor, x: Tensor,
 
 
 def read_quantized(pages: Tensor, layout: PageLayout) -> Tensor:
-    """uint8[..., head bytes] -> fp32[..., page_size, D]: what whole pages hold."""
+    """uint8[..., head bytes] -> fp32[..., page_size, D]: the content of whole pages."""
     return dequantize(Quantized(layout.codes(pages), layout.scales(pages)), layout.format, layout.head_dim)
 
 
@@ -175,7 +175,7 @@ def _num_groups(head_dim: int) -> int:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """fp32, without zeros: what they would divide are zeros, or too small to matter."""
+    """fp32 without zeros: the numbers that a zero scale would divide are zero, or too small to matter."""
     scales = scales.float()
     return torch.where(scales == 0, 1.0, scales)
 
@@ -183,7 +183,7 @@ def _divisor(scales: Tensor) -> Tensor:
 def _quantize_groups(x: Tensor, format: KVFormat) -> Quantized:
     head_dim = x.shape[-1]
     missing = _num_groups(head_dim) * GROUP - head_dim
-    # What is missing is as large as a number that is there: it changes neither the minimum nor the range.
+    # Padding repeats a number of the group, so it changes neither the minimum nor the range.
     groups = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], missing)), dim=-1).unflatten(-1, (-1, GROUP))
     minimums = groups.amin(-1, keepdim=True).clamp(-_MOST, _MOST).half()
     above = groups - minimums.float()

@@ -1,9 +1,9 @@
 """Attention over pages that keep one latent and one rotated key for all heads (DeepSeek-V2, 2024).
 
-A position keeps [latent | rotated key]. There are two ways to attend, which give the same:
+A position keeps [latent | rotated key]. There are two ways to attend, with the same result:
 
-    absorbed    the queries are taken into the space of the latents: every head reads the same pages as they are
-    expanded    the latents are taken into each head's keys and values: fewer products for a pair, more for a position
+    absorbed    queries are projected to the latent space: every head reads the same pages as they are
+    expanded    latents are expanded to each head's keys and values: less work for a pair, more for a position
 """
 
 import math
@@ -28,16 +28,17 @@ SCORES = 1 << 24  # scores that the CPU path holds at once
 def expanding_pays(num_queries: int, seq_len: int, kv_rank: int, rope_dim: int, nope_dim: int, v_dim: int) -> bool:
     """Whether the expanded way needs fewer multiplications than the absorbed one, for a row's new tokens.
 
-    For each head, a visible pair of positions costs the products of a score and of a value, in the space of the latents
-    or in the head's own. Besides, either every query goes into the space of the latents and back, or every position of
-    the context comes out of it. A single query is always absorbed: captured graphs of decode steps choose nothing.
+    For each head, a visible pair of positions costs the products for a score and a value, either in the latent space or
+    in the head's own. In addition, the absorbed way projects every query to the latent space and back, and the expanded
+    way expands every position of the context. A single query is always absorbed, because captured graphs of decode
+    steps cannot choose.
 
     Args:
         num_queries: new tokens of the row.
         seq_len: its context with them.
         kv_rank: numbers of a latent.
         rope_dim: numbers of the rotated key.
-        nope_dim: numbers of a head's key beside these.
+        nope_dim: numbers of a head's key that are not rotated.
         v_dim: numbers of a head's value.
     """
     num_pairs = num_queries * (seq_len - num_queries) + num_queries * (num_queries + 1) // 2
@@ -147,7 +148,7 @@ def expanded_attention(
     max_query_len: int,
     out: Tensor,
 ) -> None:
-    """Attend the expanded way: causal attention of a ragged batch over keys and values one behind the other.
+    """Attend the expanded way: causal attention of a ragged batch over keys and values of all contexts in sequence.
 
     Query i of batch row b sits at position `num_keys[b] - query_len[b] + i` and sees positions up to its own.
 
@@ -175,7 +176,7 @@ def expanded_attention(
             q, kv, rotated, query_start_loc, key_start_loc, scale=scale, max_query_len=max_query_len, out=out
         )
         return
-    # torch's fused attention wants heads of one size.
+    # torch's fused attention requires keys and values of the same head size.
     dim = max(q.shape[2], out.shape[2])
     v_dim = out.shape[2]
     k = torch.cat((kv[..., :nope_dim], rotated[:, None].expand(-1, kv.shape[1], -1)), dim=2)

@@ -15,10 +15,10 @@ def move_positions(
     sources: Tensor,
     targets: Tensor,
 ) -> None:
-    """Copy what positions `sources[i]` of rows hold to their positions `targets[i]`.
+    """Copy the content of positions `sources[i]` of rows to positions `targets[i]` of the same rows.
 
-    All are read before any is written: a target may be the source of another. Codes and scales of quantized pages move
-    as they are.
+    All positions are read before any is written, so a target may be the source of another copy. Codes and scales of
+    quantized pages move as they are.
 
     Args:
         pages: [parts, num_pages, Hk, page_size, D], with a layout uint8[parts, num_pages, Hk, head bytes]; written.

@@ -13,8 +13,9 @@ from torch.nn import functional
 class NormWeights(NamedTuple):
     """A norm with its weights (H: the width that it spans).
 
-    It is computed in fp32. RMSNorm rounds to the dtype of x before a weight of the same dtype multiplies it, as Llama
-    does; with a weight in fp32 it rounds once at the end, as Gemma does. LayerNorm rounds once at the end.
+    Norms are computed in fp32. If an RMSNorm's weight has the dtype of x, the result is rounded to this dtype before it
+    is multiplied by the weight, as in Llama. If the weight is fp32, it is rounded once at the end, as in Gemma.
+    LayerNorm rounds once at the end.
     """
 
     weight: Tensor | None = None  # [H], in the dtype of x or in fp32; None: ones
@@ -48,14 +49,14 @@ def add_norm(
 
     Args:
         x: [T, H], what a block computed.
-        residual: [T, H], the stream it is added to; updated in place.
-        weights: of the norm of the sum; None if nothing norms it.
+        residual: [T, H], the residual stream; updated in place.
+        weights: of the norm of the sum; None for no norm.
         scale: multiplies what is added.
-        post: of the norm of `x` itself; None for none.
+        post: of a norm of `x` itself; None for no norm.
 
     Returns:
-        (normed [T, H], residual [T, H]): the second is the updated `residual` itself, and without `weights` so is
-        the first.
+        (normed [T, H], residual [T, H]): the second is the updated `residual` itself. Without `weights`, the first is
+        `residual`, too.
     """
     for each in (weights, post):
         if each is not None:
@@ -71,14 +72,14 @@ def add_norm(
 
 
 def norm_cpu(x: Tensor, weights: NormWeights) -> Tensor:
-    """Like `norm`; the weight and the bias may also be [Hh, D], for an x of [T, Hh, D]: vectors for each head."""
+    """Like `norm`. For x of [T, Hh, D], the weight and the bias may also be [Hh, D], with vectors for each head."""
     weight, eps, kind, bias = weights
     if kind == "layer":
         if weight is None or weight.ndim == 1:
             return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
         normed = functional.layer_norm(x.float(), x.shape[-1:], eps=eps).mul_(weight)
         return (normed if bias is None else normed.add_(bias)).to(x.dtype)
-    # Few and small calls: for a short batch the calls cost more than the arithmetic.
+    # Few calls, because for a short batch the calls cost more than the arithmetic.
     x32 = x.float()
     scale = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
     scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()

@@ -34,25 +34,25 @@ def paged_attention(
         q: [T, Hq, D].
         k_pages: [num_pages, Hk, page_size, D]; Hq is a multiple of Hk. With a layout uint8[num_pages, Hk, head bytes].
         v_pages: the same shape.
-        page_table: int32 [N, max_pages], one row per batch row. Ids of pages that no query sees may be anything.
+        page_table: int32 [N, max_pages], one row per batch row. Entries for pages that no query sees are arbitrary.
         query_start_loc: int32 [N + 1].
         seq_lens: int32 [N], context length with this step's tokens.
         scale: multiplies the dot products.
         max_query_len: largest query length of the batch.
         max_seq_len: largest of `seq_lens` (an upper bound is fine).
-        window: position p sees (p - window, p]; None for all. If negative, it sees those of its own chunk of -window
-            positions, the first of which begins at 0.
+        window: position p sees the positions in (p - window, p]; None for all. If negative, positions are divided into
+            chunks of -window, the first beginning at 0, and p sees those of its own chunk.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
-        sinks: fp32 [Hq], a logit per head that takes part in the softmax and has no value; None for none.
+        sinks: fp32 [Hq], a logit per head that takes part in the softmax but has no value; None for none.
         out: [T, Hq, D] to write to.
         layout: of quantized pages.
-        paths: int32 [N, 1 + D], of nodes of trees of drafts; None if there are none. In a node's row first the position
-            f at which its tree begins, then the places of the keys and values of positions f, f + 1, ... up to its own:
-            they are where another row has these positions. A row that is no node has `NO_PATH` first; nodes have one
-            query each. Keys are taken in the order of positions, so a node finds what it would find in a sequence
-            whose tokens are those of its path.
-        last_seen: int32 [T], of each query the last position that it sees, its own or a later one of this step; None
-            for its own. On GPUs alone: a CPU has `attend_whole`.
+        paths: int32 [N, 1 + D], for the nodes of trees of drafts; None if there are none. A node's row begins with the
+            position f at which its tree begins. Then come the places of the keys and values of positions f, f + 1, ...
+            up to the node's own position. Place p is where a row without a tree has position p. A row that is no node
+            begins with `NO_PATH`. Nodes have one query each. Keys are taken in the order of positions, so the result
+            is that of a sequence with the tokens of the node's path.
+        last_seen: int32 [T], the last position that each query sees, its own or a later one of this step; None: its
+            own. On GPUs only; a CPU has `attend_whole`.
 
     Returns:
         [T, Hq, D].
@@ -129,7 +129,7 @@ def paged_attention_reference(
             places[first:] = paths[b, 1 : 1 + seq_len - first]
         pages = page_table[b, : int(places.max()) // page_size + 1].long()
         if window is not None:
-            pages[: first_seen(seq_len - query_len, window) // page_size] = pages[-1]  # what is there is not seen
+            pages[: first_seen(seq_len - query_len, window) // page_size] = pages[-1]  # these are not seen
         k = k_pages[pages].transpose(1, 2).flatten(0, 1)[places].double().repeat_interleave(group, 1)
         v = v_pages[pages].transpose(1, 2).flatten(0, 1)[places].double().repeat_interleave(group, 1)
         for i in range(query_len):

@@ -15,7 +15,7 @@ from penstock.kernels.kv_quantization import PageLayout, read_quantized
 
 CONTEXT_PIECE = 8192  # keys gathered at once for a prefill row
 QUERY_PIECE = 256  # queries at once where a mask or a score matrix is needed
-NO_PATH = 2**31 - 1  # where the tree begins of a row that is not in one
+NO_PATH = 2**31 - 1  # in place of a tree's first position, for a row that is not in a tree
 GATHER_TOKENS = 1 << 16  # keys gathered at once for a group of decode rows
 
 
@@ -34,16 +34,16 @@ class DecodeGroup(NamedTuple):
     num_rows: int
     num_keys: int  # S <= P * page_size
     mask: Tensor | None  # [G, 1, 1, S], 0 or -inf; None if every row sees every key
-    moved: "MovedKeys | None" = None  # of nodes of trees
+    moved: "MovedKeys | None" = None  # for nodes of trees
 
 
 class MovedKeys(NamedTuple):
-    """Keys of a group that are elsewhere in their rows' pages (M of them)."""
+    """M keys of a group that are not at the places of their positions."""
 
-    rows: Tensor  # int64[M], of the group
-    keys: Tensor  # int64[M], of S
-    pages: Tensor  # int64[M], where they are
-    offsets: Tensor  # int64[M], in the page
+    rows: Tensor  # int64[M], row in the group
+    keys: Tensor  # int64[M], key in [0, S)
+    pages: Tensor  # int64[M], the page that holds it
+    offsets: Tensor  # int64[M], its offset in the page
 
 
 class PrefillRow(NamedTuple):
@@ -85,7 +85,7 @@ class CpuAttentionPlan:
         self._masks: dict[tuple[int, int, int, int, int, torch.dtype], Tensor] = {}
 
     def decode_groups(self, window: int | None, dtype: torch.dtype = torch.float32) -> list[DecodeGroup]:
-        """The decode rows in groups, with masks of a dtype; layers with the same window share them."""
+        """The decode rows in groups, with masks of this dtype. Layers with the same window share the groups."""
         key = (window, dtype)
         if key not in self._groups:
             self._groups[key] = self._group(window, dtype)
@@ -94,7 +94,7 @@ class CpuAttentionPlan:
     def window_mask(
         self, num_queries: int, num_keys: int, ahead: int, first: int, window: int, dtype: torch.dtype
     ) -> Tensor:
-        """[num_queries, num_keys]: 0 where a query sees a key, else -inf; made once for all layers.
+        """[num_queries, num_keys]: 0 where a query sees a key, else -inf. It is made once for all layers.
 
         Query i is at position `first` + i, which is `ahead` + i positions after the first key.
         """
@@ -143,7 +143,7 @@ class CpuAttentionPlan:
             columns = torch.tensor([row[3] for row in rows])[:, None] + torch.arange(num_pages)
             pages = self.page_table[batch_rows[:, None], columns.clamp_(max=width - 1)].long()
         lens = torch.tensor([row[0] for row in rows])
-        # Columns past a row's last page hold an earlier owner's values; they are masked, but must be valid.
+        # Columns past a row's last page hold page ids of an earlier owner; they are masked, but must be valid.
         pages.mul_(torch.arange(num_pages) * self.page_size < lens[:, None])
         runs = pages[:, None, :] * self.num_kv_heads + torch.arange(self.num_kv_heads)[:, None]
         mask = None
@@ -251,7 +251,7 @@ def _gather_group(pages: Tensor, group: DecodeGroup, layout: PageLayout | None, 
         runs = read_quantized(pages.view(-1, pages.shape[-1]).index_select(0, group.page_runs), layout)
         keys = runs.to(dtype).view(group.num_rows, pages.shape[1], -1, layout.head_dim)[:, :, : group.num_keys]
     if (moved := group.moved) is not None:
-        if layout is not None:  # of the whole page: few are moved
+        if layout is not None:  # dequantizes whole pages, since few keys are moved
             its = read_quantized(pages.index_select(0, moved.pages), layout)
             its = its[torch.arange(len(moved.pages)), :, moved.offsets].to(dtype)
         else:
@@ -323,12 +323,12 @@ def _prefill(
 
 
 class SeenWhole(NamedTuple):
-    """Neighbouring tokens of a row that see all positions up to the last of them."""
+    """Consecutive tokens of a row that all see up to the last of them."""
 
     first_token: int  # index into q
-    begin: int  # its position
-    end: int  # the position behind the last one
-    pages: Tensor  # int64, of the row
+    begin: int  # position of the first token
+    end: int  # position after the last token
+    pages: Tensor  # int64, the row's pages
 
 
 def attend_whole(
@@ -343,7 +343,7 @@ def attend_whole(
     out: Tensor,
     layout: PageLayout | None,
 ) -> None:
-    """Attention of these tokens over their row, into `out`; a window ends it in front, but not behind.
+    """Attention of these tokens over their row, written to `out`. A window limits only the positions before them.
 
     The other arguments are as in `paged_attention`.
     """
@@ -373,8 +373,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """q [B, Hq, L, D], k and v [B, Hk, S, D] -> (out [B, Hq, L, D], lse fp32 [B, Hq, L]).
 
-    A query that `mask` leaves without a key gets lse = -inf or a zero output with an undefined lse;
-    callers make sure that this happens only where another piece has the query's keys.
+    A query that `mask` leaves without a key gets lse = -inf, or a zero output with an undefined lse. Callers make
+    sure that this happens only where another piece has the query's keys.
     """
     if not softcap:
         attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

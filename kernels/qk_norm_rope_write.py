@@ -10,7 +10,7 @@ from penstock.kernels.norms import NormWeights, norm_cpu, norm_reference
 
 
 class QKNorms(NamedTuple):
-    """The norms of q and k, before or after the rotation. If both are there, they are of one kind and dtype."""
+    """The norms of q and k, before or after the rotation. If there are both, they have the same kind and dtype."""
 
     q: NormWeights | None = None  # weight and bias: [D]; [Hq, D] if the heads have their own; [Hq * D] if it spans all
     k: NormWeights | None = None  # the same, with Hk
@@ -47,10 +47,10 @@ def qk_norm_rope_write(
         k_pages: [num_pages, Hk, page_size, D], written. With a layout uint8[num_pages, Hk, head bytes].
         v_pages: the same shape, written.
         slot_mapping: [T] int32 or int64; a negative slot writes nothing.
-        q_scale: fp32 [T], multiplies each token's q at last (see `query_growth`).
-        writes: False if `qkv` has only q heads, and nothing is stored.
+        q_scale: fp32 [T], multiplies each token's q after everything else (see `query_growth`).
+        writes: False if `qkv` has only q heads, so that nothing is stored.
         layout: of quantized pages.
-        kv_scales: of the checkpoint, for quantized pages; None: each head of each token has its own.
+        kv_scales: the checkpoint's scales for quantized pages; None: each head of each token has its own.
 
     Returns:
         q: [T, Hq, D], normed and rotated. (`qkv` may be overwritten.)
@@ -106,7 +106,7 @@ def qk_norm_rope_write_cpu(
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
     rows = cos_sin if cos_sin is None or positions is None else cos_sin.index_select(0, positions)
     if norms.q is None and norms.k is None:
-        # q and k rotate in one pass: they are neighbours in the fused projection.
+        # q and k rotate in one pass, because they are adjacent in the fused projection.
         both = heads[:, : num_q_heads + num_kv_heads]
         rotated = both if rows is None else rotate(both, rows)
         q, k = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
@@ -150,7 +150,7 @@ def slot_cells(slot_mapping: Tensor, num_kv_heads: int, page_size: int) -> Tenso
 
 
 def query_growth(positions: Tensor, beta: float, length: float, shift: int = 0) -> Tensor:
-    """fp32 [T], what queries at `positions` [T] are multiplied by: 1 + beta * log(1 + floor((p + shift) / length))."""
+    """fp32 [T], factors of queries at `positions` [T]: 1 + beta * log(1 + floor((p + shift) / length))."""
     return positions.float().add_(shift).div_(length).floor_().log1p_().mul_(beta).add_(1.0)
 
 

@@ -9,15 +9,17 @@ from torch import Tensor
 class Routing(NamedTuple):
     """How experts are chosen.
 
-    1. The scores: softmax or sigmoid over all logits; "top_softmax" takes the logits themselves.
-    2. With groups of neighbouring experts, only those of the `top_groups` best groups remain. A group is judged by the
-       sum of its two best scores ("top2", after the correction) or by its best ("max"; DeepSeek-V2 and V3, 2024).
-    3. The `top_k` best of scores plus correction; their weights are the scores without it.
-    4. The weights: divided by their sum plus `renormalize_eps` if `renormalize`; their softmax for "top_softmax"; then
-       multiplied by `scale`.
+    1. Scores are the softmax or sigmoid over all logits; for "top_softmax", the logits themselves.
+    2. If neighbouring experts form groups, only experts of the `top_groups` best groups remain. A group is judged by
+       the sum of its two best scores ("top2", after the correction) or by its best score ("max"; DeepSeek-V2 and V3,
+       2024).
+    3. The `top_k` experts with the best scores plus correction are chosen; their weights are the scores without the
+       correction.
+    4. If `renormalize`, weights are divided by their sum plus `renormalize_eps`. For "top_softmax", the softmax of the
+       weights is taken. Then weights are multiplied by `scale`.
 
-    Of equals, the lowest number comes first. Where neither a correction nor "top2" needs them, the choice goes by the
-    logits, whose order the scores share: it does not depend on how a path rounds an exponential.
+    Among equals, the lowest number comes first. Unless a correction or "top2" needs scores, experts are chosen by
+    logits, which have the same order. So the choice does not depend on how a path rounds an exponential.
     """
 
     top_k: int
@@ -30,7 +32,7 @@ class Routing(NamedTuple):
     scale: float = 1.0
 
     def goes_by_logits(self, correction: Tensor | None) -> bool:
-        """Whether the choice is made by logits, and not by scores."""
+        """Whether experts are chosen by logits instead of scores."""
         needs_scores = correction is not None or (self.num_groups > 1 and self.group_judge == "top2")
         return self.kind == "top_softmax" or not needs_scores
 
@@ -41,11 +43,11 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     Args:
         logits: fp32 [T, E].
         routing: how to choose.
-        correction: fp32 [E], added to the scores (of "top_softmax": the logits) for the choice alone.
+        correction: fp32 [E], added to the scores (for "top_softmax", the logits) for the choice only.
 
     Returns:
-        (int32 [T, top_k] different experts, the best first; fp32 [T, top_k] their weights). A token whose logits are
-        not numbers gets some experts, and may get weights that are not numbers.
+        (int32 [T, top_k] different experts, the best first; fp32 [T, top_k] their weights). A token with NaN logits
+        gets arbitrary experts, and its weights may be NaN.
     """
     _check(logits, routing, correction)
     if logits.is_cuda:
@@ -102,7 +104,7 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
 
 
 def _best(values: Tensor, count: int) -> Tensor:
-    """int64 [T, count], the columns of the highest values. The sort is stable; topk takes any of equals."""
+    """int64 [T, count], the columns of the highest values. It sorts stably, because topk takes any of equal values."""
     return values.sort(dim=-1, descending=True, stable=True)[1][:, :count]
 
 

@@ -1,9 +1,9 @@
 """Sampling the next tokens: penalties, filters and the Gumbel-max draw, vectorised over rows.
 
 Order: logit bias, mask of stop ids below min_tokens, penalties, temperature, min-p, top-k, top-p, draw.
-Each filter is a threshold on the tempered logits, and a token that ties with the last one kept is kept too.
+Each filter is a threshold on the tempered logits. A token that ties with the last kept token is kept, too.
 
-Where logits have no valid softmax, every path returns one of the negative numbers below instead of a token.
+If logits have no valid softmax, every path returns one of the negative numbers below instead of a token.
 """
 
 import math
@@ -26,12 +26,12 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState
         rows: int32 or int64 [S], the row of `state` for each.
         positions: int32 or int64 [S], where the sampled token goes; the tokens before it are known.
         state: parameters of all rows.
-        needs: what at least one row needs; the rest is skipped for all.
+        needs: what at least one row needs; everything else is skipped for all rows.
 
     Returns:
-        int32 [S]. Equal logits: the lowest id wins. Randomness follows `philox.py`: it depends on
-        (seed, position, token id), never on the batch. `NOT_FINITE` or `NOTHING_LEFT` where there is no such token;
-        the table gets token 0 then, because the next step may read it before the error is known.
+        int32 [S]. Among equal logits, the lowest id wins. Randomness follows `philox.py`: it depends on
+        (seed, position, token id), never on the batch. Where no token can be sampled, the result is `NOT_FINITE` or
+        `NOTHING_LEFT`. The table gets token 0 then, because the next step may read it before the error is known.
     """
     if logits.ndim != 2 or rows.shape != positions.shape or rows.shape[0] != logits.shape[0]:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit rows {tuple(rows.shape)}")

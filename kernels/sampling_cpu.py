@@ -49,7 +49,7 @@ def _best(z: Tensor) -> Tensor:
 
 
 def _unless_broken(tokens: Tensor, top: Tensor) -> Tensor:
-    """int32 [S]: tokens [S], or codes where the largest logit in `top` [S, 1] (NaN if there is one) is not finite."""
+    """int32 [S]: tokens [S], or codes where the row's maximum in `top` [S, 1] (NaN if any is) is not finite."""
     values = top.tolist()
     if not all(math.isfinite(value) for (value,) in values):
         failures = [NOTHING_LEFT if value == -math.inf else NOT_FINITE for (value,) in values]
@@ -82,7 +82,7 @@ def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) 
     at = torch.arange(num_known)
     known = at < positions
     is_output = (known & (at >= state.num_prompt_tokens[rows, None])).float()
-    # Column V collects what lies past a row's last token.
+    # Column V takes the entries past a row's last token.
     ids = ids.masked_fill(~known, z.shape[1])
     shape = (wanted.shape[0], z.shape[1] + 1)
     seen = torch.zeros(shape, dtype=torch.bool).scatter_(1, ids, True)[:, :-1]
@@ -120,19 +120,19 @@ def _top_k_top_p(
     num_sorted = min(num_sorted, vocab)
     while True:
         best = z.topk(num_sorted, dim=-1).values
-        # The k-th best, or no cut where k exceeds what was sorted (those rows have top-k off).
+        # The k-th best; no cut where k exceeds what was sorted, since such rows have top-k off.
         kth = torch.where(k < vocab, best.gather(1, (k - 1).clamp(max=num_sorted - 1)), -torch.inf)
         kth = torch.maximum(kth, floor)
         if not needs.top_p:
             return kth
         weights = (best - top).exp().masked_fill_(best < kth, 0.0)
-        # The mass for top-p: for rows with top-k all of it is in `best`, for others it is the whole row's.
+        # The mass for top-p. For rows with top-k, all of it is in `best`; for others it is that of the whole row.
         tied = (z - top).exp_().masked_fill_(z < kth, 0.0).sum(-1, keepdim=True)
         before = weights.cumsum(-1) - weights
         kept = (before < p * tied) & (weights > 0)
         if num_sorted == vocab or not bool((kept[:, -1:] & has_p).any()):
             break
-        num_sorted = vocab  # some row's mass is not all in the best tokens: sort everything
+        num_sorted = vocab  # the best tokens do not hold enough mass for some row, so sort everything
     last = (kept.sum(-1, keepdim=True) - 1).clamp_(min=0)
     return torch.where(has_p, torch.maximum(kth, best.gather(1, last)), kth)
 

@@ -30,7 +30,7 @@ class SamplingState(NamedTuple):
 
 
 class SamplingNeeds(NamedTuple):
-    """What at least one row of a batch needs; known on the host, so that the device need not be asked."""
+    """What at least one row of a batch needs. The host knows it, so nothing is read back from the device."""
 
     random: bool = False  # some temperature > 0
     bias: bool = False

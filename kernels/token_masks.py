@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 _ROWS_AT_ONCE = 16
-"""Each bit becomes an int32 temporarily: this bounds that memory to 64 bytes per token of the vocabulary."""
+"""Each bit temporarily becomes an int32; this limits that memory to 64 bytes per token of the vocabulary."""
 
 
 def mask_tokens(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
@@ -36,7 +36,7 @@ def mask_tokens_gpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
 
 
 def mask_tokens_cpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
-    """The same with two operations per row: the rows are few, and small operations dominate the cost."""
+    """The same with two operations per row: rows are few, so the number of operations dominates the cost."""
     is_banned = np.unpackbits((~bits.numpy()).view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
     for row, banned in zip(indices.tolist(), torch.from_numpy(is_banned.view(np.bool_)), strict=True):
         logits[row].masked_fill_(banned, -torch.inf)

@@ -25,7 +25,7 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
     if logits.is_cuda:
         from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
 
-        # The kernel is compiled for each number of best tokens: a few sizes serve all requests.
+        # Each number of best tokens needs a compiled kernel, so a few sizes serve all requests.
         most = min(next((size for size in _COMPILED_FOR if size >= num_top), num_top), logits.shape[1])
         best, best_ids, of_chosen = top_logprobs_triton(logits, chosen, most)
         return best[:, :num_top], best_ids[:, :num_top], of_chosen
@@ -36,7 +36,7 @@ def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tupl
     """The formula in fp32 on the selected values only."""
     z = logits.float()
     normaliser = z.logsumexp(-1)
-    # A stable descending sort of the candidates: topk does not define which of equal logits comes first.
+    # Candidates are sorted stably, because topk does not define which of equal logits comes first.
     ordered, ids = z.sort(dim=-1, descending=True, stable=True)
     of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
     return ordered[:, :num_top] - normaliser[:, None], ids[:, :num_top].to(torch.int32), of_chosen

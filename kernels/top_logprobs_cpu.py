@@ -10,7 +10,7 @@ def top_logprobs_cpu(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tens
     of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
     values, ids = z.topk(num_top, dim=-1)
     if num_top and bool(((z >= values[:, -1:]).sum(-1) > num_top).any()):
-        # The last one ties with some that were left out, and topk does not define which of them it takes.
+        # The last token ties with some that were left out, and topk does not define which of them it takes.
         values, ids = z.sort(dim=-1, descending=True, stable=True)
         values, ids = values[:, :num_top], ids[:, :num_top]
     else:

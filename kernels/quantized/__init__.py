@@ -1,1 +1,1 @@
-"""Matrices of a few bits a weight: what they are, and their products."""
+"""Matrices with a few bits for each weight: their form, and products with them."""

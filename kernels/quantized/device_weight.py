@@ -1,8 +1,8 @@
-"""A quantized matrix as GPUs read it: its codes packed bit by bit, its scales in the fewest bytes that hold them.
+"""A quantized matrix as GPUs read it: codes are packed bit by bit, scales take the fewest bytes that hold them exactly.
 
-Codes are stored output by output in one or two planes: code = low | high << (bits of low), 2 = 2, 3 = 2 + 1, 4 = 4,
-5 = 4 + 1, 6 = 4 + 2, 8 = 8 bits. A byte of a plane has the bits of consecutive inputs, the first one's lowest. Rows are
-padded with zeros to 16 bytes.
+Codes are stored output by output in one or two planes: code = low | high << (bits of low). Their bits are divided into
+2 = 2, 3 = 2 + 1, 4 = 4, 5 = 4 + 1, 6 = 4 + 2, 8 = 8. A byte of a plane has the bits of consecutive inputs, the first
+input in the lowest bits. Rows are padded with zeros to 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -14,33 +14,33 @@ from torch import Tensor
 from penstock.kernels.quantized.weight import SUPER_GROUP, InputRounding, QuantizedWeight, stacked
 
 Numbers = Literal["integers", "e4m3", "e2m1", "table"]
-"""What codes stand for: themselves, floats of 8 or 4 bits of the Open Compute Project, or any table."""
+"""What codes stand for: themselves, the Open Compute Project's floats of 8 or 4 bits, or a table of values."""
 
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> bits of its planes, the low one first."""
 _PACKED_AT_A_TIME = 1 << 24
-"""Numbers of a matrix; each step on the way takes a byte for each."""
+"""How many numbers of a matrix are packed at a time; each intermediate tensor has a byte for each number."""
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 class DeviceWeight(NamedTuple):
-    """A `QuantizedWeight` [N, K], packed; the fields that are not explained are those of the same names there.
+    """A `QuantizedWeight` [N, K], packed. Fields without an explanation are those of the same names there.
 
-    Integers of 8 bits are less by 128, and so are their zeros: then most matrices have none.
+    128 is subtracted from integers of 8 bits and from their zeros, so that most matrices need no zeros.
     """
 
-    planes: tuple[Tensor, ...]  # uint8[N, padded K * bits / 8], the low one first; int8 for integers of 8 bits
+    planes: tuple[Tensor, ...]  # uint8[N, padded K * bits / 8], low plane first; int8 for integers of 8 bits
     bits: int
     num_inputs: int  # K
     numbers: Numbers
-    group: int  # a power of two, or at least K: then there is one scale for each output
-    scales: Tensor  # [N, J]; without super-scales uint8 stands for 2 ** (number - 127)
-    zeros: Tensor | int  # uint8[N, J], int8 if the plane is
+    group: int  # a power of two; or at least K, if there is one scale for each output
+    scales: Tensor  # [N, J]; uint8 without super-scales stands for 2 ** (number - 127)
+    zeros: Tensor | int  # uint8[N, J], or int8 if the plane is int8
     minimums: Tensor | None
     super_scales: Tensor | None
     super_minimums: Tensor | None
-    values: Tensor | None  # of a table, and of floats as well
+    values: Tensor | None  # the values of codes, for tables and also for floats
     order: Tensor | None
     inputs: InputRounding | None
 
@@ -55,12 +55,12 @@ class DeviceWeight(NamedTuple):
 
     @property
     def has_output_scales(self) -> bool:
-        """Whether a product needs no more than one scale for each output, which can wait for the sum."""
+        """Whether each output has a single scale, which can be applied to the finished sum."""
         return self.scales.shape[-1] == 1 and isinstance(self.zeros, int) and self.minimums is None
 
     @property
     def num_bytes(self) -> int:
-        """In the device's memory."""
+        """Bytes in the device's memory."""
         others = (self.scales, self.zeros, self.minimums, self.super_scales, self.super_minimums, self.order)
         return sum(its.nbytes for its in (*self.planes, *others) if isinstance(its, Tensor))
 
@@ -68,10 +68,10 @@ class DeviceWeight(NamedTuple):
 def pack_for_device(weight: QuantizedWeight, device: torch.device | str) -> DeviceWeight:
     """Return a matrix, or experts' matrices, in the form that the products in `linear.py` take.
 
-    Nothing of `weight` is kept but small tensors.
+    Only small tensors of `weight` are kept.
 
     Raises:
-        ValueError: it is none of the forms that `QuantizedWeight` allows.
+        ValueError: `weight` has none of the forms that `QuantizedWeight` allows.
     """
     _check(weight)
     weight = _powers_of_two_as_groups(_plain_e2m1(_on(weight, torch.device(device))))
@@ -90,11 +90,11 @@ def pack_for_device(weight: QuantizedWeight, device: torch.device | str) -> Devi
 
 
 def pack_experts_for_device(experts: Sequence[QuantizedWeight], device: torch.device | str) -> DeviceWeight:
-    """As `pack_for_device` of experts that are stacked, without a copy of all of them that is not packed.
+    """As `pack_for_device` for stacked experts, but without an unpacked copy of all experts.
 
     Args:
         experts: [N, K] each, all alike.
-        device: where to.
+        device: where the packed weight goes.
     """
     first = pack_for_device(experts[0], device)
     together = {name: its.new_empty(len(experts), *its.shape) for name, its in _of_each_output(first).items()}
@@ -102,7 +102,7 @@ def pack_experts_for_device(experts: Sequence[QuantizedWeight], device: torch.de
         packed = first if i == 0 else pack_for_device(expert, device)
         its = _of_each_output(packed)
         if packed.numbers != first.numbers or any(its[name].dtype != room.dtype for name, room in together.items()):
-            # What one expert's numbers fit into may not hold another's.
+            # A dtype that holds one expert's numbers may not hold another's.
             both = stacked(list(experts))
             if both is None:
                 raise ValueError("experts that differ in more than their numbers")
@@ -122,7 +122,7 @@ def _of_each_output(weight: DeviceWeight) -> dict[str, Tensor]:
 
 
 def unpacked(weight: DeviceWeight, outputs: slice | Tensor = slice(None), expert: int | None = None) -> QuantizedWeight:
-    """Some outputs of the matrix, or of one expert's, as they were."""
+    """Some outputs of the matrix, or of one expert's matrix, as they were before packing."""
 
     def of(its: Tensor) -> Tensor:
         return (its if expert is None else its[expert])[..., outputs, :]
@@ -184,14 +184,14 @@ def _numbers(weight: QuantizedWeight) -> Numbers:
     values = weight.values.cpu()
     if weight.bits == 4 and torch.equal(values, E2M1):
         return "e2m1"
-    # Kernels convert E4M3 by shifts, which know no NaN.
+    # Kernels convert E4M3 by shifts, which do not produce NaN.
     if weight.bits == 8 and torch.equal(values.nan_to_num(), E4M3.nan_to_num()):
         return "table" if bool(((weight.codes & 127) == 127).any()) else "e4m3"
     return "table"
 
 
 def _plain_e2m1(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same matrix; a table that is a multiple of E2M1's by a power of two, as GGUF's, is replaced by it."""
+    """The same matrix. A table that is E2M1's times a power of two, as GGUF's is, is replaced by E2M1's."""
     values, scales = weight.values, weight.scales
     if weight.bits != 4 or values is None or not _is_zero(weight.zeros) or scales.dtype != torch.float32:
         return weight
@@ -206,7 +206,7 @@ def _plain_e2m1(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def _powers_of_two_as_groups(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same matrix in groups of a power of two; in one group if it was."""
+    """The same matrix with groups of a power of two. A single group for all inputs stays as it is."""
     group, num_inputs = weight.group, weight.num_inputs
     power = group & -group
     if group >= num_inputs or group == power:
@@ -239,7 +239,7 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
 
 
 def _narrowest(scales: Tensor) -> Tensor:
-    """The same numbers; several for each output in the fewest bytes that hold them exactly."""
+    """The same numbers; if an output has several, in the fewest bytes that hold them exactly."""
     if scales.shape[-1] == 1:
         return scales.float()
     fraction, exponent = torch.frexp(scales.float())

@@ -1,7 +1,7 @@
-"""Products with quantized matrices that stay packed: plain ones, those of a mixture's experts, and rows of embeddings.
+"""Products with quantized matrices that stay packed: plain products, experts' products, and rows of embeddings.
 
-Where weights say so, inputs are rounded first (`inputs.py`). Integers of 8 bits with one scale for each output are then
-multiplied as integers, exactly. Everything else is a product of floats in the dtype of x.
+If the weights require it, inputs are rounded first (`inputs.py`). Integers of 8 bits with one scale for each output are
+then multiplied as integers, exactly. All other products are of floats in the dtype of x.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 _UNPACKED_AT_A_TIME = 1 << 22
-"""Numbers of a matrix: 16 MiB in fp32, and as much again for each step on the way there."""
+"""How many numbers are unpacked at a time: 16 MiB in fp32, and as much again for each intermediate tensor."""
 _EXACT_IN_FP32 = 1024
-"""Products of two signed bytes of which any sum is below 2**24."""
+"""This many products of two signed bytes always have a sum below 2**24."""
 
 
 def quantized_linear(
@@ -42,13 +42,13 @@ def quantized_linear(
     """x @ weight^T + bias.
 
     Args:
-        x: [T, K], fp32, fp16 or bf16; with an activation what it takes.
-        weight: [N, K], of `pack_for_device`, on the device of `x`.
+        x: [T, K], fp32, fp16 or bf16; with an activation, the activation's input.
+        weight: [N, K], from `pack_for_device`, on the device of `x`.
         bias: [N] or None.
-        activation: of `x`, first; None for none.
+        activation: applied to `x` first; None for none.
 
     Returns:
-        [T, N] in the dtype of `x`. Sums are fp32, or integers.
+        [T, N] in the dtype of `x`. Sums are fp32 or integers.
     """
     inputs = _inputs_of(x, weight, 2, activation)
     if x.is_cuda:
@@ -71,17 +71,17 @@ def grouped_quantized_linear(
     """Each row's product with its expert's matrix, as `penstock.kernels.experts.grouped_linear`.
 
     Args:
-        x: [R, K], an earlier result; [T, K] if `of_tokens`, where a row's input is its token's; with an activation
-            what it takes.
+        x: [R, K], an earlier result; or, if `of_tokens`, [T, K] with one input for all rows of a token. With an
+            activation, the activation's input.
         grouped: the rows.
-        weight: [E, N, K], of `pack_for_device`.
+        weight: [E, N, K], from `pack_for_device`.
         bias: [E, N] or None.
         of_tokens: see `x`.
-        scales: fp32 [T, k], inputs are multiplied by these after they are rounded; None: they are not.
-        activation: of `x`, first; None for none.
+        scales: fp32 [T, k], factors of the inputs after they are rounded; None for none.
+        activation: applied to `x` first; None for none.
 
     Returns:
-        [R, N] in the dtype of `x`, in the order in which `grouped` keeps rows.
+        [R, N] in the dtype of `x`, in the order in which `grouped` stores rows.
     """
     num_rows = num_inputs(grouped, of_tokens=of_tokens)
     if x.shape[0] != num_rows:
@@ -123,7 +123,7 @@ def rows(weight: DeviceWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _inputs_of(x: Tensor, weight: DeviceWeight, ndim: int, activation: Activation | None) -> Tensor | RoundedInputs:
-    """Activated, in the weight's order and rounded, in one launch if there is no order."""
+    """The inputs activated, put into the weight's order and rounded; in one launch if there is no order."""
     shape = weight.planes[0].shape
     width = weight.num_inputs * (2 if activation is not None and activation.is_gated else 1)
     if x.ndim != 2 or x.shape[1] != width or len(shape) != ndim:
@@ -162,14 +162,14 @@ def _product(
 
 
 def is_of_integers(inputs: RoundedInputs, weight: DeviceWeight) -> bool:
-    """Whether sums are of integers: one scale for each token and output, and no zeros but 128."""
+    """Whether integers are summed: tokens and outputs have one scale each, and the zero is 128 throughout."""
     is_whole: bool = inputs.codes.dtype == torch.int8 and inputs.scales.shape[1] == 1
     is_signed = weight.planes[0].dtype == torch.int8 and isinstance(weight.zeros, int) and weight.zeros == 0
     return is_whole and is_signed and weight.has_output_scales
 
 
 def _integer_sums(x: Tensor, weight: Tensor) -> Tensor:
-    """fp32[T, N]: of int8[T, K] and int8[N, K], the sum exact, and rounded once."""
+    """int8[T, K] and int8[N, K] -> fp32[T, N]: sums are exact, and rounded once."""
     total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
     for begin in range(0, x.shape[1], _EXACT_IN_FP32):
         some = slice(begin, begin + _EXACT_IN_FP32)
@@ -178,7 +178,7 @@ def _integer_sums(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _parts(weight: DeviceWeight) -> Iterator[slice]:
-    """Outputs that are unpacked together."""
+    """Ranges of outputs that are unpacked together."""
     size = max(1, _UNPACKED_AT_A_TIME // weight.num_inputs)
     for begin in range(0, weight.num_outputs, size):
         yield slice(begin, min(begin + size, weight.num_outputs))

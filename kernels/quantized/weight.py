@@ -1,7 +1,7 @@
-"""A quantized matrix, in the one form between the formats that checkpoints have and the kernels that multiply.
+"""A quantized matrix, in the common form between the formats of checkpoints and the kernels.
 
-A format turns what a file stores into a `QuantizedWeight`, one matrix at a time. Kernels pack that into the layout they
-read. So neither knows the other, and `dequantized` is the reference for both.
+A format turns what a file stores into a `QuantizedWeight`, one matrix at a time. Kernels pack it into the layout that
+they read. So formats and kernels are independent of each other, and `dequantized` is the reference for both.
 """
 
 import math
@@ -16,17 +16,17 @@ SUPER_GROUP = 256
 
 
 class InputRounding(NamedTuple):
-    """How a checkpoint wants the inputs of a product rounded before they are multiplied."""
+    """How a checkpoint requires the inputs of a product to be rounded."""
 
     dtype: Literal["int8", "fp8_e4m3"]
     scale: Tensor | None = None
-    """fp32[]: of every input. None: a token's own, its largest magnitude over the dtype's (127 or 448)."""
+    """fp32[], the scale of every input. None: each token's own, its largest magnitude over the dtype's (127 or 448)."""
     group: int | None = None
     """Inputs of a token that share a scale; None: all."""
 
 
 class QuantizedWeight(NamedTuple):
-    """A matrix [N, K], computed in fp32 in this order, with j = k // group and s = k // 256:
+    """A matrix [N, K], with j = k // group and s = k // 256. It is computed in fp32, in this order:
 
         w[n, k] = scale[n, j] * (value(codes[n, k]) - zeros[n, j]) - minimum[n, j]
 
@@ -34,7 +34,7 @@ class QuantizedWeight(NamedTuple):
         scale[n, j] = super_scales[n, s] * scales[n, j] if there are super-scales, else scales[n, j]
         minimum[n, j] = super_minimums[n, s] * minimums[n, j] likewise; 0 if there are no minimums
 
-    Experts have one more axis, the first, in all tensors that have N. The last group may be shorter than the others.
+    For experts, all tensors with an axis N have one more axis in front. The last group may be shorter than the others.
     """
 
     codes: Tensor  # uint8[N, K], all below 2**bits
@@ -46,8 +46,8 @@ class QuantizedWeight(NamedTuple):
     super_scales: Tensor | None = None  # fp16[N, ceil(K / 256)]
     super_minimums: Tensor | None = None  # the same
     values: Tensor | None = None  # fp32[2**bits]
-    order: Tensor | None = None  # int64[K]: input k of the matrix is number order[k] of x
-    inputs: InputRounding | None = None  # None: kernels may round as is usual for the dtype that they compute in
+    order: Tensor | None = None  # int64[K]: column k of the matrix takes x[order[k]]
+    inputs: InputRounding | None = None  # None: kernels may round inputs as is usual for their compute dtype
 
     @property
     def num_outputs(self) -> int:
@@ -64,7 +64,7 @@ class QuantizedWeight(NamedTuple):
         return self._mapped(lambda its: its[..., chosen, :])
 
     def of_inputs(self, begin: int, end: int) -> Self:
-        """The same matrix for some of the inputs, with smaller groups where they do not begin with a group."""
+        """The same matrix for some of the inputs. Groups get smaller if the inputs do not begin with a group."""
         if self.order is not None:
             raise ValueError("inputs in the order of their importance are not split")
         if end - begin == self.num_inputs:
@@ -84,7 +84,7 @@ class QuantizedWeight(NamedTuple):
         return weight._replace(**changed)
 
     def _without_super(self) -> Self:
-        """The same matrix with the products of scales and super-scales as its scales."""
+        """The same matrix without super-scales: its scales are the products of scales and super-scales."""
         changed: dict[str, Any] = {}
         for name in ("scales", "minimums"):
             its, of_super = getattr(self, name), getattr(self, f"super_{name}")
@@ -109,7 +109,7 @@ class QuantizedWeight(NamedTuple):
 
 
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """One matrix with the outputs of all parts, in order; None if they differ in more than their outputs."""
+    """One matrix with the outputs of all parts, in order; None if the parts differ in more than their outputs."""
     first = parts[0]
     tensors = [part.of_each_output() for part in parts]
     if any(not are_alike(first, part) for part in parts[1:]):
@@ -119,7 +119,7 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def stacked(experts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Experts' matrices, which are all alike, as one."""
+    """Experts' matrices, which must be alike, stacked to one."""
     tensors = [expert.of_each_output() for expert in experts]
     stack: dict[str, Any] = {name: torch.stack([its[name] for its in tensors]) for name in tensors[0]}
     return experts[0]._replace(**stack)
@@ -149,7 +149,7 @@ def dequantized(weight: QuantizedWeight) -> Tensor:
 
 
 def are_alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
-    """Whether they differ in nothing but their numbers, and how many outputs there are."""
+    """Whether two matrices differ only in their numbers and in how many outputs they have."""
     return _kind(a) == _kind(b) and _same(a.values, b.values) and _same(a.order, b.order) and _same_inputs(a, b)
 
 

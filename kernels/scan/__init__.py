@@ -1,1 +1,1 @@
-"""What recurrent layers compute: convolutions and scans that keep a state for each row instead of keys and values."""
+"""Convolutions and scans of recurrent layers, which keep a state for each row instead of keys and values."""

@@ -1,4 +1,4 @@
-"""A short causal convolution over each channel of a row's tokens, whose last inputs are the row's state."""
+"""A short causal convolution over each channel of a row's tokens. The row's last inputs are its state."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from penstock.kernels.scan.rows import StateRows
 class ConvWeights(NamedTuple):
     """A convolution over the last K inputs of each channel."""
 
-    weight: Tensor  # [C, K], the newest input's last
+    weight: Tensor  # [C, K], the newest input's weight last
     bias: Tensor | None = None  # [C]
     has_silu: bool = True
 

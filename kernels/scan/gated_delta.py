@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): the state learns a value for each key, and forgets.
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): the state learns a value for each key, and decays.
 
 With q and k of unit length, q times K^-1/2, g = a softplus(dt + dt_bias) and beta = sigmoid(b):
 
@@ -27,7 +27,7 @@ def gated_delta_scan(
     state: Tensor,
     rows: StateRows,
 ) -> Tensor:
-    """Scan each row's new tokens from its state on. Computed in fp32.
+    """Scan each row's new tokens, beginning with its state. Computed in fp32.
 
     Args:
         q: [T, Hk, K], of any length; value head h uses key head h // (H / Hk).
@@ -72,9 +72,9 @@ def gated_delta_scan(
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, out: Tensor) -> Tensor:
-    """Compute L tokens of a row into `out` -> the state behind them, a new tensor.
+    """Compute L tokens of a row into `out` -> the state after them, a new tensor.
 
-    What each token writes depends on what those before it in the chunk have written: a triangular system of equations.
+    What a token writes depends on what earlier tokens of the chunk have written, so a triangular system is solved.
     """
     q, k, v = (each.transpose(0, 1) for each in (q, k, v))  # [H, L, ...]
     decay = g.T.cumsum(1)  # [H, L], its logarithm since the chunk began

@@ -1,4 +1,4 @@
-"""The gate behind a scan, and the norm before or after it."""
+"""The gate after a scan, and the norm before or after the gate."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 class GatedNorm(NamedTuple):
     """An RMSNorm over groups of a vector of width W, with a gate; computed in fp32, rounded once at the end."""
 
-    weight: Tensor | None = None  # [W], or [group_size] for all groups alike; None: nothing is normed
+    weight: Tensor | None = None  # [W], or [group_size] shared by all groups; None: no norm
     eps: float = 1e-6  # added to the mean square
     group_size: int = 0  # divides W; 0: W
     norms_first: bool = False  # norm(x) * silu(gate), instead of norm(x * silu(gate))

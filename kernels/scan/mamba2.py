@@ -26,17 +26,17 @@ def mamba2_scan(
     dt_bias: Tensor | None = None,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
-    """Scan each row's new tokens from its state on. Computed in fp32.
+    """Scan each row's new tokens, beginning with its state. Computed in fp32.
 
     Args:
         x: [T, H, P].
         dt: [T, H], before bias and softplus.
-        b: [T, G, N], what is written; head h uses group h // (H / G).
-        c: [T, G, N], what is read.
+        b: [T, G, N], for writing; head h uses group h // (H / G).
+        c: [T, G, N], for reading.
         a: fp32[H], negative.
         state: fp32[R, H, N, P], updated in place.
         rows: of the batch.
-        d: [H], multiplies what goes past the state; None for none.
+        d: [H], factor of x on its way past the state; None for none.
         dt_bias: [H], None for none.
         dt_limit: the bounds of dt'.
 
@@ -71,7 +71,7 @@ def mamba2_scan(
 
 
 def _chunk(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, state: Tensor, out: Tensor) -> Tensor:
-    """Compute L tokens of a row into `out` -> the state behind them, a new tensor."""
+    """Compute L tokens of a row into `out` -> the state after them, a new tensor."""
     group = x.shape[1] // b.shape[1]
     b, c = (each.float().transpose(0, 1) for each in (b, c))  # [G, L, N]
     values = (x * dt[..., None]).transpose(0, 1)  # [H, L, P]

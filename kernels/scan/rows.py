@@ -1,4 +1,4 @@
-"""The rows of a ragged batch, whose states are in tensors with a place for each row."""
+"""The rows of a ragged batch, for tensors that hold a state for each row."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Run(NamedTuple):
-    """A row with several new tokens: [begin, end) of the batch."""
+    """A row with several new tokens: tokens [begin, end) of the batch."""
 
-    row: int  # of the state
+    row: int  # index into the states
     begin: int
     end: int
 
@@ -18,14 +18,14 @@ class Run(NamedTuple):
 class StateRows:
     """N rows with T new tokens, made once per step and used by all layers.
 
-    A row appears once at most. Its state is where its last token left it; rows that begin have zeros there.
+    A row appears at most once. Its state is as its last token left it; the state of a new row is zero.
     """
 
     def __init__(self, rows: Tensor, query_start_loc: Tensor, max_query_len: int) -> None:
-        """Plan nothing yet: on a GPU nothing is, so that it can be part of a captured graph.
+        """Plan nothing yet. On a GPU nothing is planned at all, so that this can be part of a captured graph.
 
         Args:
-            rows: int32[N], where their states are.
+            rows: int32[N], the rows of the states.
             query_start_loc: int32[N + 1].
             max_query_len: largest number of new tokens of a row (an upper bound is fine).
         """
@@ -49,7 +49,7 @@ class StateRows:
 
     @cached_property
     def singles(self) -> tuple[Tensor, Tensor] | None:
-        """Of the rows with one new token, (int64[S] their rows, int64[S] these tokens); None if there are none."""
+        """The rows with one new token: (int64[S] rows, int64[S] tokens of the batch); None if there are none."""
         found = [(run.row, run.begin) for run in self.all_runs if run.end - run.begin == 1]
         if not found:
             return None
