@@ -1,4 +1,4 @@
-// Heads that guess token by token, each from what they have made of the one before: all guesses of a step in one call.
+// Heads that guess token by token, each from their own output for the token before: all guesses of a step in one call.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +11,19 @@
 namespace penstock {
 
 struct Chain {  // as _Chain in chain.py
-  const Program *layers, *output;  // of the latter only its output matrix
+  const Program *layers, *output;  // of `output`, only the output matrix is used
   const Pool* pool;
-  NormWeights norm;          // of what that gets
-  const int64_t* token_ids;  // of each output; null: output t is token t
-  void* kept;                // [R * num_kept, H], the model's last hidden states of each row, in turn
-  int32_t* kept_positions;   // [R, num_kept], what is there
-  int32_t* num_done;         // [R], the first position of each row that these layers may not have computed
+  NormWeights norm;          // of the output matrix's inputs
+  const int64_t* token_ids;  // the token of each output; null: output t is token t
+  void* kept;                // [R * num_kept, H], the model's last hidden states of each row, a ring buffer
+  int32_t* kept_positions;   // [R, num_kept], the positions of these
+  int32_t* num_done;         // [R], each row's first position that these layers may not have computed
   int32_t vocab_size, num_kept, kept_is_bf16;
 
   size_t place(int64_t row, int position) const { return row * num_kept + position % num_kept; }
 };
 
-// Steps in its lifetime do not count as the model's.
+// While an object of this class lives, steps do not count as the model's.
 class Uncounted {
  public:
   Uncounted() : counter_(std::exchange(layer_counter, nullptr)) {}
@@ -42,7 +42,7 @@ inline void read_kept(const Chain& chain, int64_t row, int position, float* to) 
     std::copy_n(static_cast<const float*>(chain.kept) + at, size, to);
 }
 
-// Keeps what the model has made of each row's last token: hidden [T, H].
+// Keeps the model's hidden state of each row's last token, from hidden [T, H].
 inline void keep(const Chain& chain, int num_rows, const int32_t* rows, const int32_t* start, const int32_t* num_new,
                  const float* hidden) {
   const int size = chain.layers->hidden_size;
@@ -59,7 +59,8 @@ inline void keep(const Chain& chain, int num_rows, const int32_t* rows, const in
   }
 }
 
-// Where the run of kept hidden states begins that ends before a row's last token, as far as these layers lack it.
+// The begin of the run of kept hidden states before a row's last token; positions that these layers have computed are
+// left out.
 inline int first_new(const Chain& chain, int64_t row, int position) {
   int first = position;
   const int least = std::min(chain.num_done[row], position - 1);
@@ -87,8 +88,8 @@ static float* logits_of(const Chain& chain, float* x, int count) {
   return all;
 }
 
-// For each of N rows, most[b] guesses of what follows its last token, if the hidden state before that is kept.
-// counts [N]; tokens [sum of counts], which are also written behind the rows' tokens.
+// For each of N rows, guesses the most[b] tokens after its last one, if the hidden state before that one is kept.
+// counts [N]; tokens [sum of counts], which are also written after the rows' tokens.
 static void guess(const Chain& chain, const Sampling& sampling, Rows tables, const int32_t* positions,
                   const int32_t* most, int32_t* counts, int32_t* tokens) {
   static Buffer states;

@@ -10,7 +10,7 @@ constexpr double kPerDraw = 200;  // cost per token of a random draw (a hash, lo
 constexpr double kPerRead = 20;   // cost per token of a greedy draw
 
 // Draws a token for each of `count` rows from logits [count, V], and writes it to its position in the row, where the
-// next step reads it. A negative number says why a row has none.
+// next step reads it. A negative number says why a row has no token.
 static void draw_rows(const Sampling& sampling, const int32_t* rows, const int32_t* positions, int count, float* logits,
                       int vocab_size, int32_t* out) {
   double multiplications = 0;

@@ -1,5 +1,5 @@
 // FP8 e4m3 (sign, four bits of exponent, three of mantissa, no infinities; Micikevicius et al., "FP8 Formats for Deep
-// Learning", 2022): widened exactly, and rounded to.
+// Learning", 2022): exact widening, and rounding to it.
 #pragma once
 
 #include "vectors.h"
@@ -17,11 +17,11 @@ inline PartFloats from_e4m3(PartWords codes) {
   return PartFloats((PartInts(size) < 8 ? tiny : normal) | none | sign);
 }
 
-// The nearest value, ties to even; what is beyond the largest becomes that; NaN stays NaN.
+// The nearest value, ties to even, clamped to the largest; NaN stays NaN.
 inline PartFloats rounded_to_e4m3(PartFloats x) {
   const PartInts size = PartInts(x) & 0x7fffffff, most = PartInts(PartFloats{} + kMostE4m3);
   const PartInts normal = (size + 0x7ffff + (size >> 20 & 1)) & 0x7ff00000;
-  // Where numbers are 2**-9 apart: adding this and taking it away rounds to one of them.
+  // Below the normal range numbers are 2**-9 apart: adding this and subtracting it again rounds to one of them.
   const PartFloats magic = PartFloats{} + 0x1.8p14f, shifted = PartFloats(size) + magic;
   PartInts number = size < (121 << 23) ? PartInts(shifted - magic) : normal > most ? most : normal;
   number = size > 0x7f800000 ? size : number;

@@ -19,7 +19,7 @@
 
 using namespace penstock;
 
-// Return codes: exceptions must not leave these functions, since their caller is not C++.
+// Return codes, because exceptions must not leave these functions: the caller is not C++.
 enum Answer { kDone, kNoMemory, kFailed, kGivenUp };  // as in library.py
 
 template <typename Work>
@@ -43,7 +43,7 @@ extern "C" {
 int penstock_set_threads(int num_threads, double worth_waking) {
   return answer([&] {
     if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
-    team = new Team(num_threads, worth_waking);  // another one is only made in tests
+    team = new Team(num_threads, worth_waking);  // only tests make a second one
   });
 }
 
@@ -113,7 +113,7 @@ int penstock_unpack_quantized(const Linear* layer, int num_outputs, int interlea
   });
 }
 
-// Rows of a weight that is not interleaved, fp32 [num_rows, K].
+// Rows of a weight that is not interleaved, as fp32 [num_rows, K].
 int penstock_rows(const Linear* layer, const int64_t* ids, int num_rows, float* out) {
   return answer([&] {
     team->run(double(num_rows) * layer->num_inputs * kLanes, [&] {
@@ -122,7 +122,7 @@ int penstock_rows(const Linear* layer, const int64_t* ids, int num_rows, float* 
   });
 }
 
-// From now on each step writes to `counter` how many layers have keys and values; null: it does not.
+// From now on each step writes to `counter` how many layers have written their keys and values; null: stop doing so.
 int penstock_count_layers(int64_t* counter) {
   layer_counter = counter;
   return kDone;
@@ -140,7 +140,7 @@ int penstock_step(const Program* program, const Pool* pool, const Rows* rows, fl
   return answer([&] { compute(*program, *pool, *rows, logits); });
 }
 
-// What ranks that share memory do together; see ranks/exchange.h.
+// Operations of ranks that share memory; see ranks/exchange.h.
 int penstock_meet(RankGroup* group) {
   return answer([&] { meet(*group, kNothing); });
 }
@@ -163,7 +163,7 @@ int penstock_draw(const Sampling* sampling, const int32_t* rows, const int32_t* 
   return answer([&] { draw_rows(*sampling, rows, positions, count, logits, vocab_size, out); });
 }
 
-// What a head that guesses token by token does; see chain.h.
+// Operations of heads that guess token by token; see chain.h.
 int penstock_keep(const Chain* chain, int num_rows, const int32_t* rows, const int32_t* start, const int32_t* num_new,
                   const float* hidden) {
   keep(*chain, num_rows, rows, start, num_new, hidden);
@@ -213,8 +213,8 @@ int penstock_route(const Routing* routing, float* logits, int num_tokens, int32_
   });
 }
 
-// Experts alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units; ids and
-// positions, of each token, if some experts are held elsewhere.
+// Experts alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units. Ids
+// and positions of the tokens are needed if some experts are held elsewhere.
 int penstock_experts(const Experts* layer, const float* x, int stride, int num_tokens, const int32_t* ids,
                      const int64_t* positions, float* packed, float* out, int out_stride) {
   return answer([&] {

@@ -3,14 +3,14 @@
 // On a processor that multiplies pairs of bf16, inputs are also rounded to bf16 and packed in pairs (`kBf16Pairs`).
 //
 // A weight [N, K] is packed in groups of 16 outputs: bf16 as [N / 16][K / 2][16][2], fp32 as [N / 16][K][16], padded
-// with zeros. A group streams through memory in order, and each output has one accumulator that adds its products in
-// the order of k. So a result does not depend on the number of tokens in the step: a token's bits are the same alone,
-// in any batch and in any chunk of a prompt.
+// with zeros. A group is read from memory in order, and each output has one accumulator that adds its products in the
+// order of k. So a result does not depend on the number of tokens in the step: a token's bits are the same alone, in
+// any batch and in any chunk of a prompt.
 //
-// Tokens are divided into tiles whose sums stay in registers. Tiles are packed: one input's values of a tile are
+// Tokens are divided into tiles whose sums stay in registers. Tiles are packed, so that the values of one input are
 // adjacent. Several tiles go through the weights block by block, so that a block is read from memory once and from the
-// L1 cache afterwards (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). Later blocks are
-// prefetched by instructions, because hardware prefetchers stop at the end of every 4 KiB page.
+// L1 cache afterwards (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). Later blocks
+// are prefetched by instructions, because hardware prefetchers stop at the end of every 4 KiB page.
 #pragma once
 
 #include <algorithm>
@@ -30,36 +30,36 @@ enum WeightKind {  // how a weight is stored and multiplied; as WEIGHT_KINDS in 
   kBf16,
   kBf16Pairs,  // stored as kBf16; inputs are rounded to bf16, too, and multiplied in pairs
   kQuantizedInt8,  // stored as quantized/layout.h says; inputs are rounded to int8
-  kQuantizedFp32,  // stored so, too; inputs are not rounded, if the weight does not say so
-  kQuantizedBf16,  // likewise; values of a table and inputs are rounded to bf16
+  kQuantizedFp32,  // stored likewise; inputs are rounded only if the weight says so
+  kQuantizedBf16,  // stored likewise; values of a table and inputs are rounded to bf16
 };
 
 struct Linear {  // as _Linear in library.py
   const void* weight;
-  const float* bias;  // padded as the weight, or null
+  const float* bias;  // padded like the weight, or null
   int32_t num_outputs;
   int32_t num_inputs;
   int32_t kind;  // a WeightKind
-  const Quantized* quantized;  // what the weight is, if it is quantized
+  const Quantized* quantized;  // describes the weight if it is quantized
 };
 
 constexpr int kUnitGroups = 4;               // in a unit of work; even, so that a gate and its up are in one unit
 constexpr int kUnit = kUnitGroups * kLanes;  // outputs of a unit; weights are padded to whole ones
 #if defined(__AVX512F__)
-constexpr int kMostTokens = 12;  // in a tile; two groups' sums of so many tokens fill the registers
+constexpr int kMostTokens = 12;  // in a tile; two groups' sums for this many tokens fill the registers
 #else
 constexpr int kMostTokens = 3;
 #endif
-constexpr int kMostTiles = 20;  // go through a unit's weights together
-constexpr int kBlock = 128;     // inputs; their weights of two groups and one tile fit in the L1 cache
-constexpr int kWorthWidening = 8;  // a block that this many tiles use is widened to fp32 once
+constexpr int kMostTiles = 20;  // tiles that go through a unit's weights together
+constexpr int kBlock = 128;     // inputs; for these, two groups' weights and one tile fit in the L1 cache
+constexpr int kWorthWidening = 8;  // from this many tiles on, a block is widened to fp32 once for all
 constexpr int kInputsAhead = 16;   // prefetch distance within a tile, which comes from the L2 cache
 constexpr int kAhead = 1024;    // prefetch distance in weights for a tile that is alone
 
 // With few tokens, more groups at a time hide the latency of the additions.
 constexpr int groups_at_a_time(int num_tokens) { return 2 * num_tokens <= kMostTokens ? 4 : 2; }
 
-// The k-th of a group's packed values from lane `lane` on, as floats. bf16 is stored in pairs: a load gives two, in its
+// A group's packed values of input k, from lane `lane` on, as floats. bf16 is stored in pairs: a load gives two, in its
 // lower and upper halves.
 inline PartFloats weights_at(const float* group, int k, int lane) {
   return load<PartFloats>(group + size_t(k) * kLanes + lane);
@@ -88,13 +88,13 @@ inline PartFloats plus_product(PartFloats sum, PartWords weights, PartWords inpu
 }
 
 // sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. It also prefetches as many
-// stored weights of kAsked groups, starting at `ahead`. Groups are `group` weights apart, stored ones `stored_group`.
+// stored weights of kAsked groups, starting at `ahead`. Groups are `group` weights apart; as stored, `stored_group`.
 template <int kTokens, int kGroups, int kAsked, typename Weight, typename Stored>
 void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t stored_group, int num_inputs,
               const float* x, Floats* sums) {
-  constexpr int kStep = sizeof(Weight) == 2 ? 2 : 1;  // bf16 lies in pairs
+  constexpr int kStep = sizeof(Weight) == 2 ? 2 : 1;  // bf16 is stored in pairs
   typedef PartFloats Part __attribute__((may_alias));
-  Part* const parts = reinterpret_cast<Part*>(sums);  // (Copied by `load` and `store`, they would go through the stack.)
+  Part* const parts = reinterpret_cast<Part*>(sums);  // (`load` and `store` would copy them through the stack.)
   PartFloats kept[kGroups][kTokens][kParts];
   for (int g = 0; g < kGroups; g++)
     for (int t = 0; t < kTokens; t++)
@@ -170,8 +170,8 @@ int num_packed_inputs(const Linear& layer) {
   return sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
 }
 
-// What becomes of sums, behind a pointer: products are compiled once, and not for each use of theirs. The call, for a
-// tile and 16 outputs, costs nothing beside the product.
+// What is done with sums, called by pointer, so that products are compiled once instead of for each use. A call for a
+// tile and 16 outputs costs next to nothing compared to the product.
 struct Finisher {
   const void* what;
   void (*take)(const void* what, int share, int first, int count, int output, const Floats* sums);
@@ -206,7 +206,7 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   const Weight* weight = static_cast<const Weight*>(layer.weight) + unit * kUnitGroups * group;
   const int begin = tiles.begin(first);
   const int num_groups = tiles.count == 1 ? groups_at_a_time(tiles.num_tokens) : 2;
-  // A pair is twice as large as a bf16. With this many groups at once the distance in bytes should be the same.
+  // A pair is twice as large as a bf16. With this many groups at once, the distance in bytes should stay the same.
   const int ahead = std::is_same_v<Weight, Pair> && num_groups > 2 ? kAhead / 2 : kAhead;
   Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
   alignas(64) float widened[2 * kBlock * kLanes];  // a block of two groups, converted from bf16 once for many tiles
@@ -243,10 +243,10 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   }
 }
 
-// Transposes inputs [k, k + block) of a tile, whose tokens are at `rows`.
+// Transposes inputs [k, k + block) of a tile with its tokens at `rows`.
 inline void pack_tile(const float* const* rows, int num_tokens, int k, int block, float* to) {
   const int end = k + block;
-  // Storing a column also writes what the vector has past its end; the following columns overwrite that.
+  // Storing a column also writes the vector's lanes past its end; the following columns overwrite these.
   for (; (end - k - kLanes) * num_tokens >= kLanes - num_tokens; k += kLanes) {
     Floats columns[kLanes] = {};
     for (int t = 0; t < num_tokens; t++) columns[t] = load16(rows[t] + k);
@@ -272,7 +272,7 @@ inline void pack_tile_of_pairs(const float* const* rows, int num_tokens, int num
   pack_tile(rounded, num_tokens, 0, block, to);
 }
 
-struct Share {  // inputs [first, first + count), count > 0, of all go through this layer
+struct Share {  // of all inputs, [first, first + count), count > 0, go through this layer
   const Linear* layer;
   int first, count;
 };
@@ -304,7 +304,7 @@ void linears_of(Team& team, const Share* shares, int num_shares, const Finder& r
   const auto is_packed = [&](const Share& share) { return share.count > 1 || kOfPairs; };
   const Numbering packing(shares, num_shares, [&](const Share& share) { return Tiles(share.count).count * num_blocks; });
   const int num_inputs = shares[num_shares - 1].first + shares[num_shares - 1].count;
-  // A few tokens are done before another core could start.
+  // A few tokens would be done before another core could start.
   const int at_a_time = num_inputs == 1 ? num_blocks : num_shares == 1 ? 4 : 32;
   if (kOfPairs || num_inputs > num_shares)
     team.each(packing.count(), at_a_time, [&](int item) {
@@ -323,7 +323,7 @@ void linears_of(Team& team, const Share* shares, int num_shares, const Finder& r
         pack_tile(rows, count, k, block, to);
     });
   const int num_units = (like.num_outputs + kUnit - 1) / kUnit;
-  // So many tiles stay in the core's own cache while the weights stream by.
+  // This many tiles stay in the core's own cache while weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
   auto num_pieces = [&](const Share& share) { return (Tiles(share.count).count + piece - 1) / piece; };
   const Numbering units(shares, num_shares, [&](const Share& share) { return num_units * num_pieces(share); });
@@ -337,20 +337,20 @@ void linears_of(Team& team, const Share* shares, int num_shares, const Finder& r
   });
 }
 
-// Of kQuantizedInt8: in quantized/products.h.
+// For kQuantizedInt8; in quantized/products.h.
 void quantized_linears(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
                        const Finisher& finisher);
 
-// Of kQuantizedFp32 or, with kPairs, kQuantizedBf16: in quantized/floats.h.
+// For kQuantizedFp32 or, with kPairs, kQuantizedBf16; in quantized/floats.h.
 template <bool kPairs>
 void linears_of_floats(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
                        const Finisher& finisher);
 
-// Layers of one shape and kind, each with its own inputs, in one pass: no layer waits for another, and each weight is
+// Layers of one shape and kind, each with its own inputs, in one phase: no layer waits for another, and each weight is
 // read once.
 //
 // row(share, i): where the i-th input of a share is, zero past its end. finish(share, i, output, 16 sums) takes the
-// outputs, in whole units. `packed` has room for all inputs of all shares, which are in order: `packed_width` floats each.
+// outputs, in whole units. `packed` has room for all inputs of all shares, in order: `packed_width` floats for each.
 template <typename Row, typename Finish>
 void linears(Team& team, const Share* shares, int num_shares, const Row& row, float* packed, const Finish& finish) {
   const int kind = shares[0].layer->kind;

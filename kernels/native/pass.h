@@ -1,4 +1,4 @@
-// One step's way through a program: its tokens, the pages behind them, and the slots that operations read and write.
+// One step's pass through a program: its tokens, their pages, and the slots that operations read and write.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct GroupPages {  // where a batch's tokens are in the pages of one page grou
 struct Rotary {  // the angles of one kind of rotation
   const float* cos_sin;  // [positions or T, dim]: cosines, then sines
   int32_t dim;
-  int32_t is_by_position;  // or has a row for each token
+  int32_t is_by_position;  // else it has a row for each token
 };
 
 struct Batch {  // T tokens, N rows; as _Batch in program.py
@@ -32,12 +32,12 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   const int32_t* table_rows;       // [N]: rows of the page tables, or null: 0, 1, 2, ...
   const GroupPages* groups;
   const Rotary* rotaries;
-  float* out;   // [T, H], what slot 0 is
+  float* out;   // [T, H], slot 0
   float* taps;  // [T, .], see Tapping; or null
   const float* added;  // [T, .], see Adding; or null
   const int32_t* paths;  // as in AttentionRows
   int32_t path_stride;
-  const int32_t* state_rows;  // [N]: where their states are, or null
+  const int32_t* state_rows;  // [N]: the rows of the states, or null
   const int32_t* last_seen;   // as in AttentionRows
 };
 
@@ -46,7 +46,7 @@ struct LayerPages {  // as _LayerPages in pool.py
   int32_t group, page_size, head_bytes;
 };
 
-struct RowStates {  // what a layer keeps of rows; as _RowStates in pool.py
+struct RowStates {  // a layer's states of all rows; as _RowStates in pool.py
   float* data;
   int64_t row_size;  // floats
 };
@@ -57,7 +57,7 @@ struct Pool {
   int32_t kind;  // of KvKind
 };
 
-// Calls `work` with a null pointer of the type that pages of a kind have.
+// Calls `work` with a null pointer of the element type of this kind of pages.
 template <typename Work>
 void as_kv(int kind, Work work) {
   switch (kind) {
@@ -81,13 +81,13 @@ struct Slot {  // fp32, a row for each token
   int32_t stride;  // floats
 };
 
-constexpr double kReading = 5;  // reading a weight takes as long as multiplying it with this many tokens
+constexpr double kReading = 5;  // reading a weight takes as long as multiplying it by this many tokens
 
 inline double num_multiplications(const Linear& layer, int num_tokens) {
   return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
 }
 
-// How many rows of this many floats are worth handing to another core.
+// How many rows of `num_floats` floats are worth handing to another core.
 inline int together(int num_floats) { return std::max(1, 4096 / num_floats); }
 
 struct Pass {
@@ -109,7 +109,7 @@ struct Pass {
             batch.table_rows, batch.paths, batch.path_stride, batch.last_seen};
   }
 
-  // Pairs of a query and a key that it may see.
+  // The number of pairs of a query and a key that it may see.
   double num_scores() const {
     double sum = 0;
     for (int row = 0; row < batch.num_rows; row++) {

@@ -1,7 +1,7 @@
 // A decoder as a list of operations, made once from its description and executed once a step. Activations are fp32
 // throughout; weights are fp32 or bf16 as stored, keys and values fp32 or bf16.
 //
-// Operations on each token alone that follow each other are one phase of the team; any other opens phases of its own.
+// Consecutive operations on single tokens are one phase of the team. Any other operation opens phases of its own.
 #pragma once
 
 #include "operations/attending.h"
@@ -19,7 +19,7 @@
 namespace penstock {
 
 enum OperationKind {  // as OPERATIONS in operations/structs.py
-  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kAdding,  // on each token alone
+  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kAdding,  // on single tokens
   kKeepingLatents, kGatedNorm,
   kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
   kConvolving, kMamba2Scanning, kDeltaScanning,
@@ -107,7 +107,7 @@ inline double num_multiplications(const Operation& operation, const Pass& pass) 
   }
 }
 
-// One float past an odd number of inputs is multiplied by zero: it must be a number.
+// With an odd number of inputs, the float after them is multiplied by zero, so it must be finite.
 inline void pad_input(const Pass& pass, int slot, int num_inputs) {
   for (int t = 0; num_inputs % 2 && t < pass.batch.num_tokens; t++) pass.at(slot, t)[num_inputs] = 0.0f;
 }
@@ -122,10 +122,10 @@ inline void pad_inputs(const Pass& pass, const Operation& operation) {
   }
 }
 
-// How many layers of the current step have written their keys and values, for whoever hands pages over meanwhile.
+// How many layers of the current step have written their keys and values, for the thread that hands over pages.
 static int64_t* layer_counter = nullptr;
 
-// Attention begins when all tokens have keys and values; only the leader gets here.
+// Attention begins when all tokens have keys and values. Only the leader calls this.
 inline void count_layer(const Operation& operation, int64_t& layers) {
   if (operation.kind == kAttending || operation.kind == kAttendingLatents)
     __atomic_store_n(layer_counter, ++layers, __ATOMIC_RELEASE);

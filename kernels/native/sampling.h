@@ -72,7 +72,7 @@ struct Sampling {  // as _Sampling in sampler.py: the rows' parameters, as kerne
 constexpr int kNotFinite = -1, kNothingLeft = -2;  // in place of a token, as in kernels/sampling_state.py
 
 constexpr float kNoiseRange = 20.0f;  // noise lies in [-2.82, 16.64]: a token this far below the best one cannot win
-constexpr float kFewRange = 8.0f;     // the few tokens this close to the best usually have all the mass that top-p keeps
+constexpr float kFewRange = 8.0f;     // the few tokens this close to the best usually have all mass that top-p keeps
 
 // 16 logits, or fewer at the end of a row.
 inline Floats load_logits(const float* z, int count) {
@@ -82,7 +82,7 @@ inline Floats load_logits(const float* z, int count) {
   return logits;
 }
 
-// Whether any logit is NaN. `sum` is the sum of all of them, in any order: the logits are searched only if it is NaN.
+// Whether any logit is NaN. `sum` is the sum of all logits, in any order. They are searched only if the sum is NaN.
 inline bool has_nan(const float* z, int vocab_size, Floats sum) {
   return std::isnan(sum_of(sum)[0]) && std::any_of(z, z + vocab_size, [](float logit) { return std::isnan(logit); });
 }
@@ -209,7 +209,7 @@ struct Candidate {
 };
 
 // The smallest logit such that the candidates above it have less than `wanted` of the weight; at most `top`, the
-// largest. Quickselect (Hoare, 1961) by weight: nothing is sorted that the answer does not need.
+// largest. This is quickselect (Hoare, 1961) by weight: only what the answer needs is sorted.
 inline float least_of_heaviest(std::vector<Candidate>& candidates, double wanted, float top) {
   auto begin = candidates.begin(), end = candidates.end();
   double above = 0;
@@ -248,12 +248,11 @@ inline float keep_largest(std::vector<Candidate>& candidates, size_t k, float le
   return least;
 }
 
-// The smallest logit, after temperature, that top-k and top-p keep among those of at least `floor`. min-p is part of
-// `floor` already.
+// The smallest tempered logit that top-k and top-p keep among logits of at least `floor`, which already includes min-p.
 inline float least_kept(const Sampling& rows, int64_t row, const float* z, int vocab_size, float top, float floor) {
   const size_t k = rows.top_k[row] > 0 ? rows.top_k[row] : vocab_size;
   const float p = rows.top_p[row];
-  const bool is_of_all = rows.top_k[row] <= 0 && rows.min_p[row] <= 0;  // top-p is a share of all weight
+  const bool is_of_all = rows.top_k[row] <= 0 && rows.min_p[row] <= 0;  // top-p is a share of the weight of all tokens
   thread_local std::vector<Candidate> candidates;
   for (const bool is_last : {!is_of_all, true}) {
     float least = is_last ? floor : std::max(floor, top - kFewRange);

@@ -14,14 +14,14 @@ struct PageTable {  // of one page group; as _PageTable in program.py
   int32_t stride, page_size;
 };
 
-struct Rows {  // a step of N rows: what it computes, and the tables with its inputs, one row of each per row
+struct Rows {  // a step of N rows: what it computes, and tables of inputs with one row for each sequence
   int32_t num_rows, num_samples, token_ids_stride, num_groups;
   const int32_t *rows, *start, *num_new;  // [N]: row, first position, number of positions
   const int64_t* samples;                 // [S], ascending: which of the N rows sample a token
   const int32_t* token_ids;
   const PageTable* page_tables;
   const Rotary* rotaries;  // by position
-  float* hidden;  // [T, H], what slot 0 is, if others have to do with it; else null
+  float* hidden;  // [T, H], slot 0, if the caller reads or fills it; else null
   float* taps;    // as in Batch
   const int32_t* paths;  // [N, path_stride], as in AttentionRows; rows of trees have one new position
   int32_t path_stride;
@@ -74,7 +74,7 @@ class Inputs {
   int last_token(int64_t b) const { return ends_[b] - 1; }
 
  private:
-  // Whether row b is where the one before it goes on, as drafts are: their attention reads the same keys once.
+  // Whether row b continues the row before it, as drafts do; then attention reads their common keys once.
   static bool continues(const Rows& rows, int b) {
     return b && !rows.paths && rows.rows[b] == rows.rows[b - 1] && rows.start[b] == rows.start[b - 1] + rows.num_new[b - 1];
   }
@@ -108,9 +108,9 @@ static void compute(const Program& program, const Pool& pool, const Rows& rows, 
   const Batch batch = inputs.of(program, rows);
   forward(program, pool, batch);
   if (!logits) return;
-  static Buffer chosen;  // what others read stays where it is
+  static Buffer chosen;  // a separate buffer, because the caller may read `hidden`
   float* last = rows.hidden ? chosen.of(size_t(rows.num_samples) * program.hidden_size) : batch.out;
-  for (int i = 0; i < rows.num_samples; i++) {  // each row's last token; it moves forward or stays
+  for (int i = 0; i < rows.num_samples; i++) {  // each row's last token moves forward or stays
     const int from = inputs.last_token(rows.samples[i]);
     const float* hidden = batch.out + size_t(from) * program.hidden_size;
     if (rows.hidden || from != i) std::copy_n(hidden, program.hidden_size, last + size_t(i) * program.hidden_size);

@@ -21,11 +21,11 @@ inline void relax() {
 }
 
 // The thread that calls `run` is the leader. It alone runs the pass, and opens each phase with `each`: a number of
-// units that any free thread takes. It waits for units that have been taken, never for a helper as such: a helper that
-// has not woken up yet, or whose core runs another process, delays nothing.
+// units of work, which any free thread takes. The leader waits for units that have been taken, but never for a helper
+// as such. So a helper that has not woken up yet, or whose core runs another process, delays nothing.
 //
-// Helpers sleep between passes. Within a pass they spin, because phases take microseconds, and yield their core if a
-// phase takes longer: then some other process needs the core.
+// Helpers sleep between passes. Within a pass they spin, because phases take microseconds. If a phase takes longer,
+// they yield their core, because some other process needs it.
 class Team {
  public:
   // Helpers are woken for passes of at least `worth_waking` multiplications.
@@ -36,8 +36,8 @@ class Team {
   int size() const { return size_; }
   double worth_waking() const { return worth_waking_; }
 
-  // Runs a pass of about this many multiplications; wakes the helpers if that is worth it. If a unit throws, the pass
-  // ends and this rethrows.
+  // Runs a pass of about this many multiplications; wakes the helpers if that pays. If a unit throws, the pass ends and
+  // the exception is rethrown here.
   template <typename Work>
   void run(double multiplications, Work work) {
     struct Closing {
@@ -48,7 +48,7 @@ class Team {
     work();
   }
 
-  // Within `run`, between phases: helpers sleep while the leader waits for what may take long.
+  // Within `run`, between phases: lets helpers sleep while the leader waits for something that may take long.
   template <typename Wait>
   void rest(Wait wait) {
     const bool was_open = is_open_.exchange(false, std::memory_order_acq_rel);
@@ -99,8 +99,8 @@ class Team {
       sched_yield();
   }
 
-  // Does parts of the current phase while there are any; returns whether there were. The phase's description is only
-  // read after taking a part: until that part is done, the leader does not open another phase.
+  // Does parts of the current phase while there are any; returns whether there were. The phase's description is read
+  // only after a part was taken, because until that part is done the leader does not open another phase.
   bool take_part() {
     bool has_taken = false;
     for (uint64_t seen = phase_.load(std::memory_order_acquire); uint32_t(seen) < seen >> 32;) {
@@ -139,7 +139,7 @@ class Team {
   alignas(64) std::atomic<uint64_t> phase_{0};  // upper half: number of parts; lower half: how many of them are taken
   alignas(64) std::atomic<uint32_t> num_done_{0};
   std::atomic<bool> has_failed_{false};
-  std::exception_ptr failure_;  // of the part that failed first; published by its `num_done_`
+  std::exception_ptr failure_;  // of the part that failed first; published by the update of `num_done_`
 };
 
 static Team* team = nullptr;  // never deleted: its helpers sleep in it until the process ends

@@ -20,7 +20,7 @@ typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint16_t bf16;
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// As many lanes as the processor's own vectors have. Compilers compare and select larger ones lane by lane.
+// As many lanes as the processor's own vectors have, because compilers compare and select larger ones lane by lane.
 #if defined(__AVX512F__)
 constexpr int kPart = 16;
 #elif defined(__AVX2__)
@@ -114,7 +114,7 @@ inline Words pairs_of(Floats low, Floats high) {
 }
 #endif
 
-// Lane i of `swapped<n>(v)` is lane i ^ n: after a sum or maximum over such steps all lanes are equal.
+// Lane i of `swapped<n>(v)` is lane i ^ n of v. After a sum or maximum over such steps, all lanes are equal.
 template <int n, typename Vector>
 inline Vector swapped(Vector v) {
   constexpr auto from = [](int i) { return i ^ n; };

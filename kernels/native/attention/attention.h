@@ -1,11 +1,11 @@
 // Paged attention in one pass over K and V (Dao et al., 2022): blocks of 64 keys with a running maximum and sum.
 //
-// Blocks begin at multiples of 64 positions, regardless of the query's position, the window and the page size, and a
-// query's sums add their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
+// Blocks begin at multiples of 64 positions, regardless of the query's position, the window and the page size. A
+// query's sums add their terms in one fixed order. So its bits are the same in a decode step and in any chunk of a
 // prefill. Keys are transposed once, 16 at a time, so that the keys of one vector of scores are adjacent.
 //
-// A head's sink (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023) is a logit that it has
-// seen before its first key: the running maximum and the mass begin with it.
+// A head's sink (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023) acts as a logit before
+// its first key: the running maximum and the mass begin with it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace penstock {
 
 struct AttentionShape {
   int num_q_heads, num_kv_heads, head_dim, page_size;  // head_dim: of queries and keys
-  int window;  // 0: none; negative: chunks of so many positions
+  int window;  // 0: none; negative: chunks of -window positions
   float scale;
   int value_dim = 0;             // 0: head_dim
   float softcap = 0;             // scores become softcap * tanh(score / softcap); 0: none
@@ -32,26 +32,26 @@ struct AttentionShape {
   int of_values() const { return value_dim ? value_dim : head_dim; }
 };
 
-// Where a row's keys and values are. A node of a tree of drafts has those of the tree's positions at places of its own:
-// position p from `first_placed` on is where a row without a tree has position places[p - first_placed]. So keys come
-// in the order of their positions, and a node's bits are those of the same tokens one after the other.
+// Where a row's keys and values are. For a node of a tree of drafts, the positions of the tree are elsewhere: position
+// p from `first_placed` on is where a row without a tree has position places[p - first_placed]. Keys are still taken in
+// the order of their positions, so a node gets the same bits as if the tokens of its path were decoded one by one.
 struct RowPages {
   const int32_t* pages;             // the row's part of a page table
-  const int32_t* places = nullptr;  // up to the last position that is seen
+  const int32_t* places = nullptr;  // up to the last position that the node sees
   int first_placed = INT32_MAX;
 
   int place(int position) const { return position < first_placed ? position : places[position - first_placed]; }
 };
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
-constexpr int kMostShared = 1 << 16;  // floats of queries and sums that do: they stay in a core's own cache
+constexpr int kMostShared = 1 << 16;  // most floats of such queries and sums: they stay in a core's own cache
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums fit in registers
 constexpr int kVectors = 4;  // vectors of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
 
-// Where 16 keys and values of one head are; outside of [begin, end) nothing is read, and zeros take their places.
+// Where 16 keys and values of one head are. Outside of [begin, end) nothing is read, and zeros are used instead.
 struct NoPlaceScales {};
-struct PlaceScales {  // of each of the 16
+struct PlaceScales {  // one for each of the 16
   float of_keys[kLanes], of_values[kLanes];
 };
 template <typename Kv>
@@ -99,8 +99,8 @@ Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v
   return places;
 }
 
-// Transposes keys to [padded dim][16] in fp32. It also prefetches their values and the `next` keys: a page is too short
-// for the hardware prefetchers to get going.
+// Transposes keys to [padded dim][16] in fp32. It also prefetches their values and the `next` keys, because a page is
+// too short for the hardware prefetchers to get going.
 template <typename Kv>
 void turn_keys(const Places<Kv>& places, const Places<Kv>& next, int dim, int padded, float* keys) {
   for (int d = 0; d < padded; d += kLanes) {
@@ -178,7 +178,7 @@ __attribute__((noinline)) inline void cap(float softcap, Floats* scores, int cou
   for (int i = 0; i < count; i++) scores[i] = softcap * tanh16(scores[i] / softcap);
 }
 
-// The first position that a query sees. With chunks these are the positions of its own, up to it.
+// The first position that a query sees; with chunks, the first one of its own chunk.
 inline int first_seen(int position, int window) {
   return window < 0 ? position - position % -window : window ? std::max(0, position - window + 1) : 0;
 }
@@ -187,7 +187,8 @@ struct Seen {
   int first, last;  // positions
 };
 
-// What each pair of a query and a head sees, and from the last one on, up to `room`, the same. Returns all that is seen.
+// Fills in what each pair of a query and a head sees. Further entries, up to `room`, repeat the last query. Returns the
+// range that all pairs together see.
 inline Seen look(std::vector<Seen>& seen, int room, int heads, int num_queries, int first_position, int window,
                  const int32_t* last_seen) {
   seen.resize(room);
@@ -200,8 +201,8 @@ inline Seen look(std::vector<Seen>& seen, int room, int heads, int num_queries, 
   return all;
 }
 
-// From scores of a block to weights: updates the running maxima and masses (one sum per lane) of kTogether pairs. `kept`
-// is what their sums so far must be multiplied with. Keys that a query does not see do not change a bit of them.
+// From scores of a block to weights: updates the running maxima and masses (one sum per lane) of kTogether pairs. The
+// sums so far must be multiplied by `kept`. Keys that a query does not see do not change a bit of its results.
 template <int kTogether>
 inline void weigh(Floats (&scores)[kTogether][kVectors], const Seen* seen, int window, float softcap, int block,
                   int num_vectors, float* maxima, float* masses, float (&weights)[kTogether][kBlockKeys],
@@ -218,7 +219,7 @@ inline void weigh(Floats (&scores)[kTogether][kVectors], const Seen* seen, int w
     Floats most = scores[r][0];
     for (int v = 1; v < num_vectors; v++) most = larger(most, scores[r][v]);
     most = larger(splat(maxima[r]), max_of(most));
-    // Before a query's first key its maximum is -inf. Zero instead keeps the weights zero rather than NaN.
+    // Before a query's first key its maximum is -inf. Using zero instead keeps the weights zero rather than NaN.
     const Floats top = most == splat(-INFINITY) ? Floats{} : most;
     kept[r] = maxima[r] == most[0] ? 1.0f : exp16(splat(maxima[r]) - top)[0];
     maxima[r] = most[0];
@@ -253,12 +254,12 @@ inline void take_block(const float* queries, const float* keys, const float* con
 }
 
 // Attention of `num_heads` of the query heads that share a kv head, for `num_queries` <= kQueryTile neighbouring
-// queries of one row. No page is touched whose positions none of the queries sees.
+// queries of one row. Pages with only positions that no query sees are not touched.
 //
 // q: [num_queries] rows of `stride` floats with all heads of a token; the first query is at `first_position`.
 // k_pages, v_pages: one layer's [pages, Hk, page_size, head_dim or value_dim]; without v_pages a value is the first
 // part of its key. first_head, num_heads: counted within the group; 0 heads: all. out: rows of `out_stride` floats.
-// last_seen: of these queries, as in AttentionRows.
+// last_seen: that of these queries, as in AttentionRows.
 template <typename Kv>
 void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const RowPages& row, int kv_head,
             const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,
@@ -322,7 +323,7 @@ struct AttentionRows {  // the N rows of a step
   int num_rows, page_table_stride;
   const int32_t* query_start_loc;  // [N + 1]
   const int32_t* seq_lens;         // [N]
-  const int32_t* page_table;       // [., page_table_stride]; what lies behind a row's window is not read
+  const int32_t* page_table;       // [., page_table_stride]; entries before a row's window are not read
   const int32_t* table_rows = nullptr;  // [N]: the rows' rows of the page table; null: 0, 1, 2, ...
   const int32_t* paths = nullptr;       // [N, path_stride]: `first_placed`, and places; null: there are no trees
   int path_stride = 0;
@@ -338,8 +339,8 @@ struct AttentionRows {  // the N rows of a step
 
 // Attention of all of a step's queries. q: [T, stride], the heads of a token one after the other; out: [T, out_stride].
 //
-// Threads share the rows' queries and the kv heads, and the query heads of a kv head if these are many or there would
-// be too little to share. How they share them does not change the bits.
+// The work is divided among threads by rows' queries and by kv heads. The query heads of a kv head are divided, too, if
+// there are many, or if there would be too few units of work. The division does not change the bits.
 template <typename Kv>
 void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const AttentionRows& rows,
                const float* q, int stride, float* out, int out_stride) {
@@ -363,7 +364,7 @@ void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const
           units.push_back({row, first, count, kv_head, head, std::min(heads, group - head)});
     }
   team.each(int(units.size()), 1, [&](int n) {
-    // Later queries see more keys. They come first, so that no thread gets a long one at the end.
+    // Later queries see more keys. They come first, so that no thread gets a long unit at the end.
     const Unit& unit = units[units.size() - 1 - n];
     const int begin = rows.query_start_loc[unit.row], end = rows.query_start_loc[unit.row + 1];
     const int position = rows.seq_lens[unit.row] - (end - begin) + (unit.first - begin);

@@ -1,5 +1,5 @@
-// Quantized keys and values, as kernels/kv_quantization.py describes them: the bytes of a head at one position, how
-// they are written, and how floats come out of them.
+// Quantized keys and values, as kernels/kv_quantization.py describes them: how the bytes of a head at one position are
+// written, and how they are converted to floats.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@ int scales_of_head(int dim) {  // at one position
   return kHasGroups<Kv> ? 2 * num_code_groups(dim) : 1;
 }
 
-// Numbers with fewer bits than a float: `kMantissa` bits of mantissa above the lowest, exponents biased by `kBias`; the
-// sign is not among them. Subnormals come out without arithmetic on subnormal floats, which some processors are slow in.
+// Widens small floats with `kMantissa` bits of mantissa and exponents biased by `kBias`; the sign bit is handled
+// elsewhere. Subnormals are converted without arithmetic on subnormal floats, which is slow on some processors.
 template <int kMantissa, int kBias>
 inline Floats widen_small(Words bits) {
   const Words moved = bits << (23 - kMantissa);
@@ -73,7 +73,7 @@ inline float widen_half(uint16_t half) {
   return half & 0x8000 ? -size : size;
 }
 
-inline uint16_t narrow_to_half(float x) {  // to nearest, ties to even; beyond the largest it is that
+inline uint16_t narrow_to_half(float x) {  // to nearest, ties to even; clamped to the largest
   uint32_t word;
   std::memcpy(&word, &x, 4);
   const uint16_t sign = word >> 16 & 0x8000;
@@ -106,7 +106,7 @@ inline float widen(Fp8<kExponentBits> x) {
 }
 
 template <int kExponentBits>
-inline uint8_t narrow_to_fp8(float x) {  // of no more than the largest magnitude
+inline uint8_t narrow_to_fp8(float x) {  // x must not exceed the largest magnitude
   constexpr int kMantissa = 7 - kExponentBits, kBias = (1 << (kExponentBits - 1)) - 1;
   uint32_t word;
   std::memcpy(&word, &x, 4);
@@ -120,7 +120,7 @@ inline uint8_t narrow_to_fp8(float x) {  // of no more than the largest magnitud
   return sign | uint8_t((rounded - (uint32_t(127 - kBias) << 23)) >> kDropped);
 }
 
-// A scale as it is stored, and as it counts from then on.
+// Stores a scale, and returns it as it was rounded.
 inline float keep_scale(float scale, uint16_t* at) {
   *at = narrow_to_half(scale);
   return widen_half(*at);
@@ -134,7 +134,7 @@ inline float largest_of(const float* x, int size) {
 
 inline float within(float x, float least, float most) { return std::min(most, std::max(least, x)); }  // NaN: least
 
-// Writes a head of one position; `scale`: of a checkpoint, or 0.
+// Writes a head of one position; `scale`: the checkpoint's, or 0.
 inline void quantize(const float* x, int dim, float scale, Int8* codes, uint16_t* scales) {
   scale = keep_scale(scale ? scale : largest_of(x, dim) / 127.0f, scales);
   scale = scale ? scale : 1.0f;

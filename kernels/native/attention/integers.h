@@ -1,15 +1,15 @@
-// Paged attention over keys and values of 8 or 4 bits. Blocks, their order and the softmax are as in attention.h; the
+// Paged attention over keys and values of 8 or 4 bits. Blocks, their order and the softmax are as in attention.h. The
 // products are of integers, so codes are never widened to floats:
 //
 //   score = scale of the query * scale of the key * sum(rounded query * code)
 //   out   = sum over blocks of unit * sum(rounded(weight * scale of the value / unit) * code)
 //
-// Queries are rounded to 16 bits of their largest number, weights to 16 bits of the largest one of their block (`unit`).
-// That is an error of 2**-16 of these, far below the codes' own. In int4 each group of 32 numbers has such sums of its
-// own, and its minimums are multiplied as floats.
+// Queries are rounded to 16 bits relative to their largest number, weights to 16 bits relative to the largest weight of
+// their block (`unit`). The relative error is 2**-16, far below that of the codes. In int4 each group of 32 numbers has
+// sums of its own, and its minimums are multiplied as floats.
 //
-// Sums of integers are exact. A key that a query does not see has a weight of 0. So a query's bits are the same in a
-// decode step and in any chunk of a prefill, as in attention.h.
+// Sums of integers are exact, and a key that a query does not see has a weight of 0. So a query's bits are the same in
+// a decode step and in any chunk of a prefill, as in attention.h.
 #pragma once
 
 #include "attention.h"
@@ -49,9 +49,9 @@ constexpr int kMostRounded = 32767;
 // The largest magnitude of a rounded query whose sums over `dim` codes fit in 32 bits.
 inline float most_rounded(int dim) { return std::min(kMostRounded, int(2147483647u / (127u * unsigned(dim)))); }
 
-// 16 neighbouring positions of one head, from a multiple of 16 on: rows of codes, rows of scales.
+// 16 neighbouring positions of one head, beginning at a multiple of 16: rows of codes, rows of scales.
 struct Sixteen {
-  const uint8_t* codes;  // null: nobody sees any of them
+  const uint8_t* codes;  // null: no query sees any of these positions
   const uint16_t* scales;
 };
 
@@ -79,7 +79,7 @@ class CodedHead {
   int row_bytes() const { return code_bytes<Code>(shape_.head_dim); }
   int num_scales() const { return scales_of_head<Code>(shape_.head_dim); }
 
-  // Those of small pages, or of a tree, are copied to `room`, of rows and scales.
+  // Positions of small pages, or of a tree, are copied to `room`, first rows of codes, then scales.
   Sixteen find(int first, uint8_t* room) const {
     if (first + kLanes <= begin_ || first >= end_) return {};
     if (are_neighbours(first)) return {codes(first), scales(first)};
@@ -95,7 +95,7 @@ class CodedHead {
 
   size_t room_bytes() const { return kLanes * (row_bytes() + 2 * num_scales()); }
 
-  // [num_scales][stride], of which 16 positions are written; 0 where nobody sees a position.
+  // [num_scales][stride], of which 16 positions are written; 0 for positions that no query sees.
   void widen_scales(const Sixteen& its, int first, float* out, int stride) const {
     const Ints positions = kLaneNumbers + first;
     const Ints is_seen = (positions >= begin_) & (positions < end_);
@@ -112,7 +112,7 @@ class CodedHead {
     }
   }
 
-  // Always inlined: a function that does nothing else has no effect, so GCC would leave out its calls.
+  // Always inlined, because GCC would drop calls of a function whose only effect is to prefetch.
   __attribute__((always_inline)) void prefetch(int first) const {
     if (!are_neighbours(first) || first + kLanes <= begin_ || first >= end_) return;
     const uint8_t* at = codes(first);
@@ -156,14 +156,14 @@ inline Floats load_bytes(const uint8_t* at, int count) {  // zeros past `count`
 #endif
 }
 
-// The order in which products take a key's numbers: each dword of its codes becomes kWords lanes of two 16-bit numbers.
+// The order in which products take a key's numbers. Each dword of codes becomes kWords lanes of two 16-bit numbers.
 template <typename Code>
 struct Order {
   static constexpr int kWords = kHasGroups<Code> ? 4 : 2;
 
   static int num_dwords(int dim) { return (code_bytes<Code>(dim) + 3) / 4; }
 
-  // The first of the two numbers of lane `word` of a dword; the second is two on.
+  // The first of the two numbers in lane `word` of a dword. The second number comes two later.
   static int number(int dword, int word) {
     if (!kHasGroups<Code>) return 4 * dword + word;
     return dword / 4 * kCodeGroup + dword % 4 * 4 + (word & 1) + (word >> 1) * (kCodeGroup / 2);
@@ -220,17 +220,17 @@ void pair_values(const uint8_t* codes, int dim, Ints* out) {
     }
 }
 
-// What the queries of a block's pass share: keys and values of up to 64 positions.
+// What the queries share in their pass over a block: keys and values of up to 64 positions.
 struct CodedBlock {
   const Ints *keys, *values;               // [kVectors][num_steps]; [32 pairs][num_vectors]
   const float *key_scales, *value_scales;  // [numbers][64]
-  int num_steps, num_groups, dims;         // dims: vectors of 16 numbers of a value
+  int num_steps, num_groups, dims;         // dims: vectors of 16 numbers in a value
 };
 
-// A query as it is multiplied.
+// A query, rounded for the products.
 struct RoundedQuery {
   float scale;
-  const float* sums;  // [num_groups], of int4: what minimums are multiplied with
+  const float* sums;  // [num_groups], for int4: the factors of the minimums
 };
 
 template <typename Code, int kCount, int kTogether>
@@ -260,7 +260,7 @@ inline void score_codes(const CodedBlock& block, const int32_t* queries, const R
 // Weights times the scales of values, rounded to 16 bits.
 struct RoundedWeights {
   int16_t numbers[kBlockKeys];
-  float unit, minimum;  // minimum: the weighted sum of the group's, of int4
+  float unit, minimum;  // minimum: for int4, the weighted sum of the group's minimums
 };
 
 template <typename Code>
@@ -330,7 +330,7 @@ inline void take_codes(const CodedBlock& block, const int32_t* queries, const Ro
     accumulate_codes<Code, 1>(block, rounded_weights, kept, d, num_vectors, padded, sums);
 }
 
-// Rounds a head of a query, [dim], into lanes for the products; its scale has `factor` in it.
+// Rounds a head of a query, [dim], into lanes for the products; its scale includes `factor`.
 template <typename Code>
 RoundedQuery round_query(const float* query, int dim, float factor, int32_t* lanes, float* sums) {
   const float largest = largest_of(query, dim), most = most_rounded(dim);
@@ -412,7 +412,7 @@ void attend(const AttentionShape& shape, const IntegerCode<kBits>* k_pages, cons
     const int num_vectors = (std::min(kBlockKeys, last + 1 - first_key) + kLanes - 1) / kLanes;
     for (int v = 0; v < num_vectors; v++) {
       const int at = first_key + v * kLanes;
-      key_codes.prefetch(at + kBlockKeys);  // a page is too short for the hardware's prefetchers to get going
+      key_codes.prefetch(at + kBlockKeys);  // a page is too short for the hardware prefetchers to get going
       value_codes.prefetch(at + kBlockKeys);
       const Sixteen of_keys = key_codes.find(at, gather_room), of_values = value_codes.find(at, gather_room + room);
       key_codes.widen_scales(of_keys, at, key_scales + v * kLanes, kBlockKeys);

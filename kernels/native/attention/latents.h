@@ -1,8 +1,8 @@
 // Multi-head latent attention (DeepSeek-V2, 2024): a position keeps a latent and one rotated key for all heads.
 //
-// It is computed the absorbed way: queries are taken into the space of the latents, and what they find is taken out of
-// it, head by head. To take the latents of a context into each head's keys and values would be fewer products for
-// long chunks of a prompt, but a token's bits would then depend on the chunk that it comes in.
+// It is computed the absorbed way: queries are projected to the latent space, and the results are projected back, head
+// by head. Expanding the latents of a context to each head's keys and values would need fewer products for long chunks
+// of a prompt, but then a token's bits would depend on its chunk.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace penstock {
 
 struct LatentAttention {
-  const Linear* into;    // [num_heads], nope_dim -> kv_rank: a query's part that is not rotated, to the latents' space
-  const Linear* out_of;  // [num_heads], kv_rank -> v_dim: a latent to a value
+  const Linear* into;    // [num_heads], nope_dim -> kv_rank: from a query's unrotated part to the latent space
+  const Linear* out_of;  // [num_heads], kv_rank -> v_dim: from a latent to a value
   NormWeights norm;      // of the latents
   int32_t num_heads, kv_rank, nope_dim, rope_dim, v_dim, page_size;
   float scale;
@@ -26,10 +26,10 @@ struct LatentAttention {
   int q_dim() const { return nope_dim + rope_dim; }
 };
 
-constexpr int kMostAbsorbed = 1 << 13;  // (token, head) pairs whose queries are in the space of the latents at once
+constexpr int kMostAbsorbed = 1 << 13;  // (token, head) pairs whose queries are in the latent space at the same time
 
-// Norms and rotates [latent | key] of a token, `key_dim` floats, and writes it to slot `slot` of its pages
-// [pages, 1, page_size, key_dim], unless this is negative. Rotates the heads of its queries [num_heads, q_dim].
+// Norms and rotates [latent | key] of a token, `key_dim` floats, and writes it to `slot` of its pages [pages, 1,
+// page_size, key_dim], unless `slot` is negative. Rotates the heads of the token's queries [num_heads, q_dim].
 template <typename Kv>
 void keep_latent(const LatentAttention& layer, float* latent, float* q, const float* cos_sin, int64_t slot, Kv* pages) {
   Kv* to = slot < 0 ? nullptr : pages + slot * layer.key_dim();
@@ -40,7 +40,7 @@ void keep_latent(const LatentAttention& layer, float* latent, float* q, const fl
   for (int d = 0; to && d < layer.key_dim(); d++) narrow(latent[d], to + d);
 }
 
-// A step's rows, as far as they have tokens [first, end).
+// The parts of a step's rows that are in tokens [first, end).
 struct PartOfRows {
   std::vector<int32_t> query_start_loc, seq_lens, table_rows;
 
@@ -66,11 +66,11 @@ struct PartOfRows {
   }
 };
 
-// Of the step that is computed now.
+// Scratch memory for the current step.
 inline Buffer room_for_latents;
 inline PartOfRows part_of_rows;
 
-// A product for each head: from [num_tokens, from_stride], whose heads are `from_step` apart; `to` likewise.
+// A product for each head: from [num_tokens, from_stride] with heads that are `from_step` apart; `to` likewise.
 inline void by_head(Team& team, const Linear* layers, int num_heads, int num_tokens, const float* from, int from_stride,
                     int from_step, float* packed, float* to, int to_stride, int to_step) {
   std::vector<Share> shares;
@@ -79,7 +79,7 @@ inline void by_head(Team& team, const Linear* layers, int num_heads, int num_tok
   const int num_outputs = layers->num_outputs;
   linears(team, shares.data(), num_heads, row, packed, [=](int head, int t, int output, Floats sum) {
     float* at = to + size_t(t) * to_stride + head * to_step + output;
-    const int count = std::min(kLanes, num_outputs - output);  // what follows belongs to others
+    const int count = std::min(kLanes, num_outputs - output);  // the floats after these belong to other heads
     if (count == kLanes)
       store(at, sum);
     else

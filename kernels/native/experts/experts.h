@@ -1,8 +1,8 @@
 // A mixture of experts: each token goes through a few of many MLPs.
 //
-// The tokens of an expert go through its weights together, so each used expert's weights are read once; all experts
-// are one pass of the team, so none waits for another. A token's bits are the same alone and in any batch: its experts'
-// outputs are added in the order of the experts' numbers.
+// The tokens of an expert go through its weights together, so each used expert's weights are read once. All experts are
+// one phase of the team, so none waits for another. A token's experts are added in the order of their numbers, so its
+// bits are the same alone and in any batch.
 #pragma once
 
 #include <vector>
@@ -14,15 +14,15 @@
 
 namespace penstock {
 
-// The experts that this process holds, if others hold the rest: what a token's other experts make of it is not computed.
+// The experts that this process holds, if others hold the rest. A token's other experts are not computed here.
 struct HeldExperts {
-  const int32_t* numbers;     // [num_experts]: among those held, in order; -1: another's
+  const int32_t* numbers;     // [num_experts]: number among the held ones, in order; -1: not held here
   const int32_t* copies;      // [num_experts]: which copy is held here; -1: none
   const int32_t* num_copies;  // [num_experts]
-  int64_t* tokens;            // [held]: adds up how many each has computed
+  int64_t* tokens;            // [held]: counts the tokens that each has computed
   int32_t count;
 
-  // The number of the expert here that serves this turn; -1: another rank's does.
+  // The number of the held expert that serves this turn; -1: another rank's copy does.
   int32_t serving(int32_t expert, int64_t turn) const {
     return turn % num_copies[expert] == copies[expert] ? numbers[expert] : -1;
   }
@@ -42,9 +42,9 @@ struct Experts {
   const Linear* gate_up;  // [held experts]; 16 gates, their 16 ups, the next 16 gates, ...; or ups alone
   const Linear* down;     // [held experts]
   Routing routing;
-  const HeldExperts* held;  // or null: all
+  const HeldExperts* held;  // null: all
   int32_t activation;
-  int32_t multiplies_input;  // by an expert's weight, instead of its output
+  int32_t multiplies_input;  // whether the input is multiplied by an expert's weight, instead of the output
   int32_t is_gated;
 
   int hidden() const { return gate_up->num_inputs; }
@@ -52,16 +52,16 @@ struct Experts {
   int num_held() const { return held ? held->count : routing.num_experts; }
 };
 
-// Which experts a step's tokens go to. Places number all (token, expert) pairs that are computed here: experts in order,
-// of each its tokens in order.
+// Which experts a step's tokens go to. Places number all (token, expert) pairs that are computed here, sorted by expert
+// and then by token.
 struct Assignment {
   int top_k;
-  std::vector<int32_t> ids;     // [tokens, top_k], ascending for each token; those that are held, by their numbers; or -1
+  std::vector<int32_t> ids;     // [tokens, top_k], ascending for each token; if held, numbers of held experts, or -1
   std::vector<float> weights;   // [tokens, top_k]
   std::vector<int32_t> places;  // [tokens, top_k]; -1: not computed here
   std::vector<int32_t> tokens;  // [places]
-  std::vector<float> scales;    // [places], of inputs
-  std::vector<int> used;        // experts
+  std::vector<float> scales;    // [places], factors of inputs
+  std::vector<int> used;        // the experts that have tokens
 
   // Makes room for `num_tokens`.
   void resize(int num_tokens, int k) {
@@ -82,7 +82,7 @@ struct Assignment {
       }
   }
 
-  // Leaves token t to the experts that are held and serve it.
+  // Keeps only the experts of token t that are held here and serve it.
   void keep(const HeldExperts& held, int t, int64_t turn) {
     int32_t* const its = ids.data() + size_t(t) * top_k;
     for (int i = 0; i < top_k; i++) its[i] = held.serving(its[i], turn);
@@ -90,7 +90,7 @@ struct Assignment {
 
   int num_places() const { return begins_.back(); }
 
-  // Numbers the places once all tokens are routed; begins[e] is the first of expert e.
+  // Numbers the places once all tokens are routed; begins[e] is the first place of expert e.
   void number(int num_experts) {
     begins_.assign(num_experts + 1, 0);
     used.clear();
@@ -112,12 +112,12 @@ struct Assignment {
     }
   }
 
-  // Adds each expert's tokens to these.
+  // Adds each expert's count of tokens to `to`.
   void count(int64_t* to) const {
     for (int e : used) to[e] += begins_[e + 1] - begins_[e];
   }
 
-  // The tokens of each used expert go through its layer.
+  // One share for each used expert: its tokens go through its layer.
   std::vector<Share> shares(const Linear* layers) const {
     std::vector<Share> made;
     for (int e : used) made.push_back({layers + e, begins_[e], begins_[e + 1] - begins_[e]});
@@ -128,20 +128,20 @@ struct Assignment {
   std::vector<int> begins_, next_;
 };
 
-// Of the step that is computed now.
+// That of the current step.
 inline Assignment assignment;
 inline Buffer room_for_experts;
 
 constexpr size_t kRoomForExperts = 1 << 26;  // floats, unless a single token wants more
 
-// Floats that a token takes of the room for experts.
+// Floats of the room for experts that a token takes.
 inline size_t floats_of_token(const Experts& layer) {
   const size_t of_inputs = round_up(layer.hidden(), kUnit) + packed_width(*layer.gate_up);
   const size_t of_place = of_inputs + round_up(layer.inner(), kUnit) + packed_width(*layer.down);
   return round_up(layer.routing.num_experts, kUnit) + layer.routing.top_k * of_place;
 }
 
-// `mix_experts` of as many tokens as there is room for.
+// `mix_experts` for no more tokens than there is room for.
 template <typename Finish>
 void mix_some(Team& team, const Experts& layer, const float* x, const float* judged, int stride, int num_tokens,
               Turns turns, float* packed, Finish finish) {
@@ -209,8 +209,9 @@ void mix_some(Team& team, const Experts& layer, const float* x, const float* jud
   });
 }
 
-// x [num_tokens, stride], zero past its inputs, through the experts that `judged` of that shape decides; finish(token, output, 16 sums) takes the outputs.
-// `turns` matter only if not all experts are held. `packed` has room for all inputs of all tokens.
+// x [num_tokens, stride], zero past its inputs, goes through the experts that the router chooses by `judged`, which has
+// the same shape; finish(token, output, 16 sums) takes the outputs. `turns` matter only if not all experts are held.
+// `packed` has room for all inputs of all tokens.
 template <typename Finish>
 void mix_experts(Team& team, const Experts& layer, const float* x, const float* judged, int stride, int num_tokens,
                  Turns turns, float* packed, Finish finish) {

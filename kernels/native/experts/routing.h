@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with which weights; as `kernels/routing.py`, whose docstrings give the rules.
+// Which experts a token goes to, and with which weights. The docstrings of `kernels/routing.py` give the rules.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@ struct Routing {
   const float* correction;  // [num_experts] or null
   const float* expert_scales;  // the same
   int32_t num_experts, top_k, kind, num_groups, top_groups;
-  int32_t judges_by_two;  // groups, by the sum of their two best; else by their best
+  int32_t judges_by_two;  // groups are judged by the sum of their two best; else by their best
   int32_t renormalizes;
   float renormalize_eps, scale;
 
   bool goes_by_logits() const { return kind == kTopSoftmax || !(correction || (num_groups > 1 && judges_by_two)); }
 };
 
-// Puts the numbers of the `count` highest values first, the best before the others; of equals, the lowest number.
+// Finds the numbers of the `count` highest values, the best first; among equals, the lowest number first.
 inline void find_best(const float* values, int num_values, int count, int32_t* best) {
   for (int i = 0, found = 0; i < num_values; i++) {
     if (found == count && !(values[i] > values[best[count - 1]])) continue;
@@ -33,7 +33,7 @@ inline void find_best(const float* values, int num_values, int count, int32_t* b
   }
 }
 
-// In place; the sum is of `count` numbers in their order, so it is the same in any batch.
+// In place. The `count` numbers are summed in their order, so the sum is the same in any batch.
 inline void softmax(float* values, int count) {
   const float most = *std::max_element(values, values + count);
   float sum = 0;
@@ -44,8 +44,8 @@ inline void softmax(float* values, int count) {
   for (int i = 0; i < count; i++) values[i] /= sum;
 }
 
-// logits [num_experts], overwritten -> ids [top_k], the best first, and their weights [top_k]. Of logits that are not
-// numbers, ids are some different experts.
+// logits [num_experts], overwritten -> ids [top_k], the best first, and their weights [top_k]. If logits are NaN, ids
+// are arbitrary different experts.
 inline void route(const Routing& routing, float* logits, int32_t* ids, float* weights) {
   thread_local std::vector<float> choice, judged;
   thread_local std::vector<int32_t> groups;

@@ -1,4 +1,4 @@
-// What a token begins with: its id's vector, and its position's if those are learned.
+// A token's initial vector: that of its id, plus that of its position if positions are learned.
 #pragma once
 
 #include "../pass.h"
@@ -10,7 +10,7 @@ struct Embedding {  // as Embedding in structs.py
   const void* table;  // [V, size], or null: the rows of `packed`
   Linear packed;
   int32_t kind, size, to;
-  int32_t first, num_rows;  // the ids that are here; others give zeros
+  int32_t first, num_rows;  // the ids in this part of the table; other ids give zeros
   float scale;
 };
 
@@ -41,7 +41,7 @@ inline float table_value(const void* table, int kind, size_t at) {
 inline void run(const Pass& pass, const Embedding& op, int t) {
   const int id = pass.batch.input_ids[t] - op.first;
   float* to = pass.at(op.to, t);
-  if (pass.batch.input_ids[t] < 0) {  // it has none: it begins with what it is given
+  if (pass.batch.input_ids[t] < 0) {  // it has no id: it begins with the vector that it is given
     if (op.to) std::copy_n(pass.at(0, t), op.size, to);
     return;
   }

@@ -1,4 +1,4 @@
-// q and k of each head: norms and rotation; k and v go into their pages. Without KV heads there is only q.
+// Norms and rotates q and k of each head, and writes k and v to their pages. Without KV heads there is only q.
 #pragma once
 
 #include "norms.h"
@@ -9,13 +9,13 @@ struct Heads {  // as Heads in structs.py
   NormWeights q_norm, k_norm, v_norm;
   int32_t qkv;  // slot: all q heads, all k heads, all v heads
   int32_t num_q_heads, num_kv_heads, head_dim, layer;
-  int32_t rotary;           // -1: positions do not rotate anything
-  int32_t norm_size;        // what a norm sees: a head, or with 0 all heads at once
+  int32_t rotary;           // -1: no rotation
+  int32_t norm_size;        // floats that a norm spans: a head, or 0 for all heads at once
   int32_t norm_step;        // floats between the weights of two heads
   int32_t norms_follow_rotation;
   float growth_beta, growth_length;  // queries at position p grow by 1 + beta log(1 + floor((p + shift) / length))
   int32_t growth_shift;
-  float k_scale, v_scale;  // of a checkpoint, for quantized pages; 0: each head of each token has its own
+  float k_scale, v_scale;  // a checkpoint's, for quantized pages; 0: each head of each token has its own
   int32_t gap;             // floats between q and k
 };
 
@@ -38,14 +38,14 @@ inline void normalize_heads(const Heads& op, NormWeights norm, float* heads, int
   }
 }
 
-// Where the heads of a token's key, then those of its value, go in their pages.
+// Where the heads of a token's key and value go in their pages: first the key's, then the value's.
 template <typename Kv>
 class HeadPlaces {
  public:
   HeadPlaces(const Heads& op, const LayerPages& pages, int64_t slot)
       : op_(op), pages_(pages), page_(slot / pages.page_size), offset_(slot % pages.page_size) {}
 
-  // Always inlined: a function that does nothing else has no effect, so GCC would leave out its calls.
+  // Always inlined, because GCC would drop calls of a function whose only effect is to prefetch.
   __attribute__((always_inline)) void prefetch(int h) const {
     const size_t count = kIsPlain ? op_.head_dim : code_bytes<Kv>(op_.head_dim);
     for (size_t i = 0; i < count; i += 64 / sizeof(Kv)) __builtin_prefetch(numbers(h) + i, 1);

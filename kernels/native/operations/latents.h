@@ -1,4 +1,4 @@
-// Latent attention: what a step keeps of its positions, and its queries over what is kept.
+// Latent attention: a step writes the latents of its positions, and its queries attend over the pages.
 #pragma once
 
 #include "../attention/latents.h"
@@ -8,7 +8,7 @@ namespace penstock {
 
 struct Latents {  // as Latents in structs.py
   LatentAttention attention;
-  int32_t latents, q, to, layer, rotary;  // slots of [latent | key], of queries, and of what these find
+  int32_t latents, q, to, layer, rotary;  // slots of [latent | key], of queries, and of results
 };
 
 inline void run_keeping(const Pass& pass, const Latents& op, int t) {

@@ -1,4 +1,4 @@
-// Mixtures of experts, and the gate of what all tokens go through beside them.
+// Mixtures of experts, and the gate of the shared expert, which all tokens go through.
 #pragma once
 
 #include "../experts/experts.h"

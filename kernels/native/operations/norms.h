@@ -57,7 +57,7 @@ inline void normalize(const NormWeights& norm, const float* x, int n, float* out
     std::copy_n(x, n, out);
 }
 
-// to = norm(from), or to += scale * norm(from), which overwrites `from`; of each of `count` vectors next to each other
+// to = norm(from), or to += scale * norm(from), which overwrites `from`; for each of `count` adjacent vectors
 struct NormOperation {
   NormWeights norm;
   int32_t size, count, from, to, first, is_added;  // `to` begins at `first`
@@ -71,7 +71,7 @@ inline void run(const Pass& pass, const NormOperation& op, int t) {
   for (int i = 0; op.is_added && i < end; i++) to[i] += from[i] * op.scale;
 }
 
-struct Scaling {  // to[begin ..] *= scale * from[first ..], or *= scale if there is no slot `from`
+struct Scaling {  // to[begin ..] *= scale * from[first ..], or to[begin ..] *= scale without a slot `from`
   int32_t size, from, first, to, begin;
   float scale;
 };

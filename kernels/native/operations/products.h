@@ -1,4 +1,4 @@
-// Products with weights, and what becomes of their sums while these are in registers.
+// Products with weights, and what is done with their sums while they are in registers.
 #pragma once
 
 #include "../pass.h"
@@ -10,9 +10,9 @@ enum Finish { kStore, kAdd, kActivate, kGate, kGateStored };  // as FINISHES in 
 
 struct Product {  // as Product in structs.py
   Linear linear;
-  int32_t from, to, first, finish;  // first: where in the slot its outputs begin
-  int32_t activation;  // of kActivate, kGate and kGateStored
-  float scale;         // of kAdd; of gates, before they are activated
+  int32_t from, to, first, finish;  // first: where in slot `to` the outputs begin
+  int32_t activation;  // for kActivate, kGate and kGateStored
+  float scale;         // for kAdd; for gates, applied before the activation
 };
 
 inline void run(const Pass& pass, const Product& op) {
@@ -34,13 +34,13 @@ inline void run(const Pass& pass, const Product& op) {
       return multiply([=, activation = op.activation](int t, int output, Floats sum) {
         store(out + size_t(t) * stride + output, activated(activation, sum));
       });
-    case kGateStored:  // the gates are there, not activated yet
+    case kGateStored:  // the gates are stored, but not activated yet
       return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output;
         store(at, gated(activation, load16(at) * scale, sum));
       });
     default:
-      // The gate and the up of an output are adjacent: the up, which comes second, finishes both.
+      // The gate and the up of an output are adjacent. The up comes second, and finishes both.
       return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output / 2 / kLanes * kLanes;
         store(at, output / kLanes % 2 == 0 ? sum : gated(activation, load16(at) * scale, sum));

@@ -1,5 +1,4 @@
-// What layers with states compute: convolutions and scans over each row's new tokens, and the norms with gates after
-// them.
+// Operations of layers with states: convolutions and scans over each row's new tokens, and the gated norms after them.
 #pragma once
 
 #include "../pass.h"
@@ -101,14 +100,14 @@ inline double num_multiplications(const DeltaScanning& op, const Pass& pass) {
   return double(its.num_heads) * its.key_dim * its.value_dim * (4 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
 }
 
-// x = norm(x * silu(gate)), or x = norm(x) * silu(gate), the norm over each `group_size` floats
+// x = norm(x * silu(gate)), or x = norm(x) * silu(gate); the norm is over each `group_size` floats
 struct GatedNorm {  // as GatedNorm in structs.py
   NormWeights norm;
   int32_t x, gate, gate_first, size, group_size, weight_step, norms_first;
   int32_t is_sigmoid;  // x *= sigmoid(gate), without a norm
 };
 
-// x *= gate's sigmoid, or silu
+// x *= sigmoid(gate), or x *= silu(gate)
 inline void open(const float* gate, int n, int is_sigmoid, float* x) {
   auto opened = [&](Floats gates) { return by_sigmoid(is_sigmoid ? splat(1.0f) : gates, gates); };
   int i = 0;

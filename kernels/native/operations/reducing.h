@@ -1,4 +1,4 @@
-// Sums over the ranks of a group, each of which has computed a part of every product's inputs.
+// Sums over the ranks of a group. Each rank has multiplied a part of every product's inputs.
 #pragma once
 
 #include "../ranks/exchange.h"
@@ -7,7 +7,7 @@ namespace penstock {
 
 struct Reducing {  // to = sum of `from` over the ranks, or to += scale * sum; as Reducing in structs.py
   RankGroup* group;
-  const char* ahead;  // weights that are needed next: waiting is time to fetch them
+  const char* ahead;  // weights that are needed next, and are fetched while the rank waits
   int64_t ahead_bytes;
   int32_t size, from, to, is_added;
   float scale;

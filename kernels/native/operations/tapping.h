@@ -1,4 +1,4 @@
-// Intermediate results for others, and of others.
+// Intermediate results that are handed out, and vectors from outside that are added.
 #pragma once
 
 #include "../pass.h"

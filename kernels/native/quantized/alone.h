@@ -1,8 +1,8 @@
-// Products of quantized weights with a single token, which wait for memory.
+// Products of quantized weights with a single token. Their speed is limited by memory.
 //
 // The bits are those of `multiply_block`: the same integer sums, scaled and added in the same order. All panels of a
-// unit go along together, because memory answers more streams faster, and codes are used once, so those of 4 bits are
-// unpacked in registers.
+// unit are read side by side, because more streams get more of the memory's bandwidth. Codes are used once, so codes of
+// 4 bits are unpacked in registers.
 #pragma once
 
 #include "inputs.h"
@@ -14,7 +14,7 @@ namespace penstock {
 
 constexpr int kPanelsAlone = kUnitGroups;
 
-enum Source { kBytes, kNibbles };  // what the values of a block are; nibbles as they lie in their plane
+enum Source { kBytes, kNibbles };  // how the values of a block are stored; nibbles as in their plane
 
 // The sums of a run.
 template <Source kSource>
@@ -78,7 +78,7 @@ inline void sums_alone(const Linear& layer, const uint8_t* unit, size_t size, co
   const int padded = round_up(layer.num_inputs, kInputsPadding);
   alignas(64) uint8_t unpacked[kPanelsAlone * kMostBlock * kLanes];
   Scales scales[kPanelsAlone];
-  // Scaling many runs of whole bytes takes so long that less needs to be under way.
+  // Scaling many runs of whole bytes takes so long that fewer bytes need to be in flight.
   const size_t ahead = steps == kOfGroups && its.bits == 8 ? kAheadAlone / 2 : kAheadAlone;
   const uint8_t* block = unit;
   for (int k = 0; k < padded; k += its.block, x += stride) {

@@ -1,11 +1,11 @@
-// Products of floats with quantized weights. Stretches of the weights are widened into the L1 cache, next to the
+// Products of floats with quantized weights. Stretches of the weights are widened into the L1 cache just before the
 // product, which is that of linear.h.
 //
-// kQuantizedFp32: each weight is the number that it stands for, so a sum has the same bits as with that number stored.
+// kQuantizedFp32: each weight is widened to the number that it stands for, so a sum has the same bits as with a stored
+// float.
 //
-// kQuantizedBf16, for tables of values: a weight is the value of its code and an input is rounded, both to bf16. They
-// are multiplied in pairs; each sum of a stretch, which has one scale for each output and each token, is multiplied by
-// these in fp32.
+// kQuantizedBf16, for tables of values: the value of a weight's code and each input are rounded to bf16, and multiplied
+// in pairs. A stretch has one scale for each output and one for each token, and its sum is multiplied by them in fp32.
 #pragma once
 
 #include <vector>
@@ -15,9 +15,9 @@
 
 namespace penstock {
 
-constexpr int kMostWidened = 64;  // floats, or pairs, of 16 outputs at a time: those of four panels fit in the L1 cache
+constexpr int kMostWidened = 64;  // floats or pairs at a time, for 16 outputs; those of four panels fit in the L1 cache
 
-// Inputs of a product, as its weights want them: in their order, rounded, padded with zeros.
+// Inputs of a product as its weights require them: in the weights' order, rounded, padded with zeros.
 struct InputsOf {
   const Quantized& its;
   int num_inputs;
@@ -31,7 +31,7 @@ struct InputsOf {
     return found;
   }
 
-  // Of each group, by which its inputs are divided before they are rounded.
+  // The scale of each group, by which its inputs are divided before they are rounded.
   void find_scales(const float* row, float* scales) const {
     for (int j = 0; j < num_groups(); j++) {
       Floats most = {};
@@ -78,7 +78,7 @@ constexpr std::array<Multiply<Weight, Weight>, kMostTokens> for_widened(std::ind
   return {multiply<kIndex + 1, kAlone ? groups_at_a_time(kIndex + 1) : 2, 0, Weight, Weight>...};
 }
 
-// Where a stretch from input k of a block ends: it is short, and for pairs its scales are the same throughout.
+// Where a stretch from input k of a block ends. It is short; for pairs, its scales are the same throughout.
 template <bool kPairs>
 int end_of_stretch(const Quantized& its, int block_begin, int k, int block) {
   if (!kPairs) return std::min(block, k + kMostWidened);
@@ -111,7 +111,7 @@ void multiply_codes(const Quantized& its, const uint8_t* codes, size_t panel, St
     for (int t = 0; t < kTokens; t++) std::memcpy(sums + p * kTokens + t, kept[p][t], sizeof(Floats));
 }
 
-constexpr int kFewForPairs = std::min(4, kMostTokens);  // whose sums, and a table, are in registers
+constexpr int kFewForPairs = std::min(4, kMostTokens);  // tokens whose sums fit in registers beside a table
 
 typedef void (*MultiplyCodes)(const Quantized&, const uint8_t*, size_t, Stretch, const float*, Floats*);
 template <int kBits, size_t... kIndex>
@@ -119,14 +119,14 @@ constexpr std::array<MultiplyCodes, kFewForPairs> for_few_tokens(std::index_sequ
   return {multiply_codes<kBits, kIndex + 1, groups_at_a_time(kIndex + 1)>...};
 }
 
-// As unit_of_linear. `scales` are those of the share's inputs, [tokens][groups], or null.
+// As unit_of_linear. `scales`: of the share's inputs, [tokens][groups], or null.
 template <bool kPairs>
 void unit_of_floats(const Linear& layer, int unit, const float* packed, const float* scales, const Tiles& tiles,
                     int first, int end, int share, const Finisher& finisher) {
   using Weight = std::conditional_t<kPairs, Pair, float>;
   static constexpr auto kSizes = std::make_index_sequence<kMostTokens>();
   static constexpr auto kMultiplies = for_widened<Weight, false>(kSizes), kAlone = for_widened<Weight, true>(kSizes);
-  constexpr int kStep = kPairs ? 2 : 1;  // inputs of a word
+  constexpr int kStep = kPairs ? 2 : 1;  // inputs in a word
   const Quantized& its = *layer.quantized;
   const InputsOf inputs{its, layer.num_inputs};
   const int num_inputs = round_up(layer.num_inputs, kInputsPadding), begin = tiles.begin(first);

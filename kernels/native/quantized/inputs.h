@@ -1,5 +1,5 @@
 // Inputs of a product rounded to int8: scale = amax / 127, code = x / scale, rounded half to even, where amax is the
-// largest magnitude of the inputs that share a scale. A NaN makes their scale one, and so the results.
+// largest magnitude of the inputs that share a scale. If one of these is NaN, the scale is NaN, and so are the results.
 #pragma once
 
 #include <vector>
@@ -9,12 +9,12 @@
 
 namespace penstock {
 
-// A token's inputs to a block. A run is as many inputs as are summed as integers.
+// A token's inputs to a block. A run consists of the inputs whose products are summed as integers.
 struct alignas(64) InputBlock {
   int8_t codes[kMostBlock];
-  float scales[kMostBlock / kInputsPadding];  // of each 32
-  int32_t offsets[kMostGroups];               // of each run: -zero * its sum; -its sum where each output has zeros
-  float totals[kMostGroups];                  // of each group of weights, scaled unless the token has one scale
+  float scales[kMostBlock / kInputsPadding];  // one for each 32 inputs
+  int32_t offsets[kMostGroups];               // for each run: -zero * its sum; -its sum if outputs have their own zeros
+  float totals[kMostGroups];                  // for each group of weights, scaled unless the token has one scale
 };
 static_assert(sizeof(InputBlock) == kInputBlockFloats * sizeof(float));
 
@@ -31,7 +31,7 @@ inline int num_blocks(const Linear& layer) {
 }
 
 inline float scale_of(const float* x, int num_inputs) {
-  Words largest = {};  // as bits, of which those of NaN are the largest
+  Words largest = {};  // compared as bits, where NaN is larger than any number
   for (int k = 0; k < num_inputs; k += kLanes) {
     const Words size = Words(load_some(x + k, num_inputs - k)) & 0x7fffffffu;
     largest = larger(largest, size);

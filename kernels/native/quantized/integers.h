@@ -17,8 +17,8 @@ inline Words four_at(const int8_t* inputs) {
   return Words{} + word;
 }
 
-// Written as assembly where there is an instruction: around the compiler's own function for it GCC copies registers,
-// which makes products half as fast.
+// Written as assembly where there is an instruction: with the intrinsic, GCC copies registers, which makes products
+// half as fast.
 #if defined(__AVX512VNNI__)
 inline Ints plus_dots(Ints sums, Bytes values, Words inputs) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(values), "v"(inputs));

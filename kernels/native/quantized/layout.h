@@ -1,24 +1,24 @@
-// How quantized weights lie in memory.
+// How quantized weights are stored in memory.
 //
-// As all weights, they come in groups of 16 outputs, here called panels, padded with zeros to whole units. A panel
-// streams through memory in order. It consists of blocks of `block` inputs, at most 256; the last may be shorter, but
+// Like all weights, they are in groups of 16 outputs, here called panels, padded with zeros to whole units. A panel is
+// read from memory in order. It consists of blocks of `block` inputs, at most 256. The last block may be shorter, but
 // is padded to a multiple of 32. A block has its scales before its codes:
 //
 //   super-scales, super-minimums   fp16[16] each, if there are any; those of the block
 //   scales                         [J][16], J = groups in the block; none if an output has only one (`output_scales`)
-//   zeros                          uint8[J][16], unless one zero is of all weights
+//   zeros                          uint8[J][16], unless all weights have the same zero
 //   minimums                       [J][16], of the type of the scales
 //   padding to 64 bytes
-//   codes                          planes of 8, 4, 2 or 1 bits: of an 8-bit code 8; of 6 bits 4 and 2; of 5 bits 4 and
-//                                  1; of 4 bits 4; of 3 bits 2 and 1; of 2 bits 2. Lower bits come first.
+//   codes                          planes of 8, 4, 2 or 1 bits: 8 for codes of 8 bits; 4 and 2 for 6 bits; 4 and 1 for
+//                                  5 bits; 4 for 4 bits; 2 and 1 for 3 bits; 2 for 2 bits. Lower bits come first.
 //
-// Unpacked, codes are vectors of 64 bytes: [inputs / 4][16 outputs][4 inputs], which is what instructions that
-// multiply bytes want (VNNI; 64 inputs are a tile of AMX). In a plane of w bits, 8 / w such vectors share one: vector
-// i is in bits w * (i % (8 / w)) and up of vector i / (8 / w).
+// Unpacked, codes are vectors of 64 bytes: [inputs / 4][16 outputs][4 inputs], as instructions that multiply bytes need
+// them (VNNI; 64 inputs are a tile of AMX). In a plane of w bits, 8 / w such vectors share one: vector i is in bits
+// w * (i % (8 / w)) and up of vector i / (8 / w).
 //
-// With a table of values, a code stands for a byte: value = table[code]. All values are unsigned; a format with
-// signed ones has `zero` in their middle. So each weight is scale * (value - zero) - minimum. Values that are no such
-// integers are floats (`values`).
+// With a table of values, a code stands for a byte: value = table[code]. All values are unsigned; for a format with
+// signed values, `zero` is in the middle. So each weight is scale * (value - zero) - minimum. Values that cannot be
+// such integers are floats (`values`).
 #pragma once
 
 #include <algorithm>
@@ -30,12 +30,12 @@ namespace penstock {
 enum ScaleType { kNoScales, kHalfScales, kBf16Scales, kFloatScales, kByteScales, kSignedByteScales };
 
 struct Quantized {  // as QuantizedStruct in layout.py
-  const float* output_scales;  // [outputs, padded as the weight], if the stream has none
+  const float* output_scales;  // [outputs, padded like the weight], if the blocks have no scales
   const int32_t* order;        // input k is number order[k] of x; null: k
-  const float* values;         // [2**bits], of codes; null: integers
-  const uint8_t* pair_bytes;   // [2][128], if there are values: the lower and the upper bytes of as many as bf16
-  float input_scale;           // of all inputs; 0: each group of them has its own
-  int32_t input_group;         // inputs of a token that share a scale; at least all: one for each token
+  const float* values;         // [2**bits], the values of codes; null: integers
+  const uint8_t* pair_bytes;   // [2][128], if there are values: the lower and the upper bytes of 128 values as bf16
+  float input_scale;           // of all inputs; 0: each group of inputs has its own
+  int32_t input_group;         // inputs of a token that share a scale; at least K: one scale for each token
   int32_t bits, group, block;
   int32_t zero;
   int32_t scale_type;  // a ScaleType
@@ -45,7 +45,7 @@ struct Quantized {  // as QuantizedStruct in layout.py
 };
 
 constexpr int kMostBlock = 256;     // inputs
-constexpr int kInputsPadding = 32;  // a plane of one bit has so many in a vector
+constexpr int kInputsPadding = 32;  // the inputs in a vector of a 1-bit plane
 constexpr int kMostGroups = 16;     // in a block
 constexpr int kInputBlockFloats = 112;  // room for a token's rounded inputs to a block; as in layout.py
 
@@ -66,7 +66,7 @@ inline int header_bytes(const Quantized& its, int num_inputs) {
   return round_up(kLanes * (super + scales * (1 + its.has_minimums) + zeros), 64);
 }
 
-// A block of so many inputs, which are padded.
+// Bytes of a block with this many inputs, which are padded.
 inline int block_bytes(const Quantized& its, int num_inputs) {
   return header_bytes(its, num_inputs) + kLanes * num_inputs / 8 * its.bits;
 }
@@ -83,14 +83,15 @@ struct Scales {  // of a block of a panel, [groups]
   Ints zeros[kMostGroups];
 };
 
-// The following load as many numbers as a part of a vector has. (What compilers make of plain conversions is slow.)
+// The following functions load as many numbers as a part of a vector has. (Compilers make slow code of plain
+// conversions.)
 
 inline PartFloats load_halves(const uint8_t* at) {
 #if defined(__AVX512F__)
   return PartFloats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
 #elif defined(__F16C__) && defined(__AVX2__)
   return PartFloats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-#else  // the exponent is moved to its place, and its bias changed; that is right of subnormal numbers, too
+#else  // moves the exponent to its place, and changes its bias; this works for subnormal numbers, too
   uint32_t words[kPart];
   for (int i = 0; i < kPart; i++) {
     const uint32_t half = at[2 * i] | at[2 * i + 1] << 8;
@@ -179,7 +180,7 @@ inline void unpack_scales(const Quantized& its, const uint8_t* block, int num_in
   }
 }
 
-// Vector i of a plane, or as much of it as fits; its bits are the lowest of each byte.
+// Vector i of a plane, or as much of it as fits, in the lowest bits of each byte.
 template <int kWidth, typename Vector = Words>
 inline Vector in_plane(const uint8_t* plane, int i) {
   constexpr int kShared = 8 / kWidth;
@@ -196,7 +197,7 @@ inline Vector codes_at(const uint8_t* codes, int num_vectors, int i) {
   return found;
 }
 
-// Each byte's value in a table; bytes are below 16.
+// The table's entry for each byte; bytes are below 16.
 inline Bytes looked_up(const uint8_t* table, Bytes codes) {
 #if defined(__AVX512BW__)
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
@@ -208,7 +209,7 @@ inline Bytes looked_up(const uint8_t* table, Bytes codes) {
 #endif
 }
 
-// With values of the codes, if there is a table.
+// With the codes' values, if there is a table.
 template <int kFirst, int kSecond>
 inline const uint8_t* unpack_planes(const uint8_t* table, const uint8_t* codes, int num_inputs, uint8_t* to) {
   const uint8_t* second = codes + num_inputs * 2 * kFirst;
@@ -229,7 +230,7 @@ inline const uint8_t* codes_of(const Quantized& its, const uint8_t* block, int n
   return block + header_bytes(its, num_inputs);
 }
 
-// The values of a block's codes, [inputs / 4][16][4]. Those of 8 bits are used where they are; others go to `to`.
+// The values of a block's codes, [inputs / 4][16][4]. Codes of 8 bits are used in place; others are unpacked to `to`.
 inline const uint8_t* unpacked_codes(const Quantized& its, const uint8_t* block, int num_inputs, uint8_t* to) {
   const uint8_t* const codes = codes_of(its, block, num_inputs);
   const uint8_t* const table = its.has_table ? its.table : nullptr;

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-struct QuantizedSource {  // a matrix [N, K] as _Source in layout.py; rows of all are as those of the codes
+struct QuantizedSource {  // a matrix [N, K], as SourceStruct in layout.py; all arrays have the rows of the codes
   const uint8_t* codes;                              // [N, K]
   const uint8_t *scales, *minimums;                  // [N, groups] of the layout's type
   const uint8_t* zeros;                              // [N, groups]
@@ -14,7 +14,7 @@ struct QuantizedSource {  // a matrix [N, K] as _Source in layout.py; rows of al
   int32_t num_outputs, num_inputs, num_groups, num_supers;
 };
 
-// Numbers of 16 rows, column after column; 0 where there is no row.
+// Copies numbers of 16 rows, column after column; 0 where there is no row.
 inline uint8_t* pack_columns(const uint8_t* from, int row_size, const int (&rows)[kLanes], int first, int count,
                              int size, uint8_t* to) {
   for (int j = first; j < first + count; j++)
@@ -30,7 +30,7 @@ inline void put_in_plane(uint8_t* plane, int width, int i, Words bits) {
   store(at, load<Words>(at) | bits << (width * (i % shared)));
 }
 
-// A block of a panel, whose memory is zero.
+// Packs a block of a panel into memory that is zero.
 inline void pack_block(const Quantized& its, const QuantizedSource& from, const int (&rows)[kLanes], int k,
                        int num_inputs, uint8_t* to) {
   const int groups = groups_of_block(its, std::min(num_inputs, from.num_inputs - k)), padded = groups_of_block(its, num_inputs);

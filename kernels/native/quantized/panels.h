@@ -1,4 +1,4 @@
-// What products with a block of some panels have in common: the block, and how sums of runs are scaled and added.
+// Common parts of products with a block of some panels: the block, and how sums of runs are scaled and added.
 #pragma once
 
 #include "inputs.h"
@@ -6,28 +6,28 @@
 
 namespace penstock {
 
-constexpr int kPanels = 2;  // at a time; their sums of a run and of a group are in registers
+constexpr int kPanels = 2;  // at a time; their sums of a run and of a group stay in registers
 #if defined(__AVX512F__)
 constexpr int kQuantizedTile = 6;  // tokens
 #else
 constexpr int kQuantizedTile = 2;
 #endif
 constexpr size_t kBlockAhead = 6144;    // prefetch distance beyond the block, in bytes of a panel
-constexpr size_t kAheadAlone = 1024;   // the same for a single token, from the beginning of its block
+constexpr size_t kAheadAlone = 1024;   // the same for a single token, counted from the beginning of its block
 constexpr int kSharePrefetch = 4;       // tiles
-constexpr int kMostTokensAtOnce = 240;  // go through a block together
+constexpr int kMostTokensAtOnce = 240;  // tokens that go through a block together
 
 struct Panels {  // a block of several panels, unpacked
   const uint8_t* values;
   size_t panel;          // bytes from one to the next
   const Scales* scales;  // of each
-  const uint8_t* ahead;  // what is prefetched: `ahead_step` bytes of each panel for 4 inputs
+  const uint8_t* ahead;  // what to prefetch: `ahead_step` bytes of each panel for 4 inputs
   size_t ahead_panel, ahead_step;
   int num_inputs, group, run;
   bool has_scales, has_zeros, has_minimums;
 
-  // Prefetches as many bytes as a block has, beginning `distance` after a panel's beginning: where `count` panels end, the
-  // next ones begin.
+  // Prefetches as many bytes as a block has, beginning `distance` after a panel's beginning. The next panels begin
+  // where `count` panels end.
   void set_ahead(const uint8_t* panel_begin, size_t size, size_t distance, int count, int bytes) {
     ahead = panel_begin + distance / size * count * size + distance % size;
     ahead_panel = size;
@@ -47,13 +47,13 @@ inline Panels panels_of(const Linear& layer, int num_inputs) {
   return panels;
 }
 
-enum Steps {  // in which sums of runs are scaled
+enum Steps {  // how sums of runs are scaled
   kUnscaled,    // all inputs are one run: sums stay integers
   kOfTokens,    // by the scales of weights; a group is one run
-  kOfGroups,    // by those of inputs, and then by those of weights, if there are any
+  kOfGroups,    // by the scales of inputs, and then by those of weights, if there are any
 };
 
-// What becomes of a token's sum of a run of a panel; `sum` is its of all runs so far.
+// Scales and adds a token's sum of a run of a panel; `sum` is the token's sum of all runs so far.
 template <Steps kSteps>
 inline void add_run(Ints of_run, const InputBlock& x, int k, Floats& of_group, Floats* sum) {
   const Floats scaled = __builtin_convertvector(of_run, Floats);

@@ -1,9 +1,9 @@
 // Products of quantized weights with inputs that are rounded to int8.
 //
-// A run of inputs, which share a scale and whose weights share one, is summed as integers. Sums of runs are scaled and
-// added as floats, in the order of the inputs; if a token and an output have one scale each, everything is summed as
-// integers, and scaled once. A block of weights is unpacked to bytes in the L1 cache, and all tiles of tokens go through
-// it; so the order of a token's sums does not depend on other tokens.
+// A run is a range of inputs that share a scale and whose weights share a scale. Its products are summed as integers.
+// Sums of runs are scaled and added as floats, in the order of the inputs. If a token and an output have one scale
+// each, everything is summed as integers, and scaled once. A block of weights is unpacked to bytes in the L1 cache, and
+// all tiles of tokens go through it. The order of a token's sums does not depend on other tokens.
 #pragma once
 
 #include "../linear.h"
@@ -16,7 +16,7 @@
 
 namespace penstock {
 
-// The sums of a run for some tokens and panels. Long ones also prefetch the inputs of as many further tokens.
+// The sums of a run for some tokens and panels. Long runs also prefetch the inputs of as many further tokens.
 template <int kTokens, bool kIsLong>
 inline void sum_run(const Panels& its, const InputBlock* x, int j, int r, int k, int end,
                     Ints (&sums)[kPanels][kTokens]) {
@@ -49,7 +49,7 @@ inline void sum_run(const Panels& its, const InputBlock* x, int j, int r, int k,
   }
 }
 
-// sums [kPanels][kTokens] += the products of a block; x is its inputs of each token.
+// sums [kPanels][kTokens] += the products of a block; x has each token's inputs to the block.
 template <int kTokens, Steps kSteps>
 void multiply_block(const Panels& its, const InputBlock* x, Floats* sums) {
   for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
@@ -102,7 +102,7 @@ inline void unit_of_quantized(const Linear& layer, int unit, const InputBlock* i
   const Steps steps = !is_of_token ? kOfGroups : its.scale_type == kNoScales ? kUnscaled : kOfTokens;
   auto finish = [&](int panel, int token, int num, Floats* of_panel) {
     const int output = unit * kUnit + panel * kLanes;
-    // Without branches, so that multiplication and addition are one instruction wherever this is inlined.
+    // No branches, so that multiplication and addition become one instruction wherever this is inlined.
     const Floats scale = its.output_scales ? load16(its.output_scales + output) : splat(1.0f);
     const Floats bias = layer.bias ? load16(layer.bias + output) : Floats{};
     for (int t = 0; t < num; t++) {
@@ -133,7 +133,7 @@ inline void unit_of_quantized(const Linear& layer, int unit, const InputBlock* i
       panels.panel = panels.values == unpacked ? kMostBlock * kLanes : size;
       panels.scales = scales;
       block += bytes;
-      // Tiles share the prefetching, so that it goes on while they compute.
+      // The prefetching is divided among tiles, so that it goes on while they compute.
       const int sharing = std::min(tiles.count, kSharePrefetch);
       panels.set_ahead(panel, size, block - panel + kBlockAhead, kPanels, bytes / sharing);
       for (int i = 0; i < tiles.count; i++) {
@@ -166,12 +166,12 @@ inline void quantized_linears(Team& team, const Share* shares, int num_shares, c
     round_token(*shares[s].layer, row(s, i), of_share + i, shares[s].count);
   });
   const int num_units = (like.num_outputs + kUnit - 1) / kUnit;
-  // So many tokens stay in the core's own cache while the weights stream by.
+  // This many tokens stay in the core's own cache while weights stream by.
   const int fitting = int((3 << 18) / (sizeof(InputBlock) * blocks)) / kQuantizedTile * kQuantizedTile;
   const int piece = std::clamp(fitting, 16 * kQuantizedTile, kMostTokensAtOnce);
   auto num_pieces = [&](const Share& share) { return (share.count + piece - 1) / piece; };
   const Numbering units(shares, num_shares, [&](const Share& share) { return num_units * num_pieces(share); });
-  // What is prefetched at the end of a unit is of the next.
+  // At the end of a unit, the next unit is prefetched.
   const int together = std::clamp(units.count() / (8 * team.size()), 1, 8);
   team.each(units.count(), together, [&](int item) {
     const int s = units.share_of(item), i = item - units.begin(s);

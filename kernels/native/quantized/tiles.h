@@ -1,6 +1,6 @@
 // Products of a block by tiles (AMX): one instruction multiplies up to 16 tokens with 16 outputs and 64 inputs.
 //
-// The integer sums are those of `multiply_block`, and what becomes of them is the same code, so the bits are the same.
+// The integer sums are those of `multiply_block`, and the same code scales them, so the bits are the same.
 #pragma once
 
 #if defined(__AMX_INT8__)
@@ -16,7 +16,7 @@ namespace penstock {
 constexpr int kTileRows = 16;  // tokens
 
 #if defined(__AMX_INT8__)
-// Whether the system lets this process use tiles; it must be asked.
+// Asks the system to let this process use tiles; returns whether it does.
 inline bool may_use_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool may = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-// take(k, count, Floats[count]) gets the weights of one panel's inputs [k, k + count), in the order in which they are packed.
+// take(k, count, Floats[count]) gets the weights of one panel's inputs [k, k + count), in the order of packing.
 template <typename Take>
 void widen_panel(const Linear& layer, int panel, Take take) {
   constexpr int kAtOnce = 32;
@@ -34,7 +34,7 @@ inline void unpack_quantized_row(const Linear& layer, int id, float* out) {
   });
 }
 
-// The whole matrix [N, K]; N and the order of the outputs are as `pack_quantized` got them.
+// The whole matrix [N, K]; N and the order of the outputs are those that `pack_quantized` was given.
 template <typename T>
 void unpack_quantized(const Linear& layer, int num_outputs, bool interleaved, int num_packed, T* out) {
   const int32_t* order = layer.quantized->order;

@@ -8,7 +8,7 @@ namespace penstock {
 
 constexpr int kBytesAhead = 2048;  // prefetch distance in codes
 
-// Hides a product from the compiler, which else makes one rounding of the product's and the next operation's.
+// Hides a product from the compiler, which would fuse it with the next operation and so round only once.
 inline PartFloats kept_apart(PartFloats product) {
 #if defined(__x86_64__)
   asm("" : "+v"(product));
@@ -20,7 +20,7 @@ inline PartFloats kept_apart(PartFloats product) {
   return product;
 }
 
-// What codes stand for: those of a vector first, then each number.
+// What codes stand for: first the codes of a whole vector are mapped, then each number.
 struct Integers {
   PartWords values_of(PartWords codes) const { return codes; }
   PartFloats number(PartWords value) const { return __builtin_convertvector(PartInts(value), PartFloats); }
@@ -103,8 +103,8 @@ void widen_as(const Quantized& its, const Scales& scales, const uint8_t* codes, 
     }
 }
 
-// A stretch of 16 outputs' weights [inputs][16], each as the number that `dequantized` computes. `scales` also has the
-// outputs' scales, if the block has none.
+// Widens a stretch of 16 outputs' weights [inputs][16], each to the number that `dequantized` computes. `scales` has
+// the outputs' scales, if the block has none.
 inline void widen(const Quantized& its, const Scales& scales, const uint8_t* codes, Stretch stretch, float* to) {
   if (its.values_are_e4m3) return widen_as<8>(its, scales, codes, stretch, E4m3Values(), to);
   auto of_bits = [&]<int kBits>(std::integral_constant<int, kBits>) {
@@ -130,7 +130,7 @@ inline void widen(const Quantized& its, const Scales& scales, const uint8_t* cod
   }
 }
 
-// Each code's value as bf16: two vectors of pairs, of the first two inputs and of the others.
+// Each code's value as bf16: a vector of pairs for the first two inputs, and one for the other two.
 struct PairsOfTable {
 #ifdef __AVX512VBMI__
   __m512i bytes[2][2];
@@ -181,12 +181,12 @@ void widen_to_pairs_of(const Quantized& its, const uint8_t* codes, Stretch stret
   }
 }
 
-// A stretch of 16 outputs' values [inputs / 2][16][2] as bf16, without their scales; of 4 or 8 bits.
+// Widens a stretch of 16 outputs' codes of 4 or 8 bits to values [inputs / 2][16][2] in bf16, without their scales.
 inline void widen_to_pairs(const Quantized& its, const uint8_t* codes, Stretch stretch, Words* to) {
   its.bits == 8 ? widen_to_pairs_of<8>(its, codes, stretch, to) : widen_to_pairs_of<4>(its, codes, stretch, to);
 }
 
-// The numbers before the codes of a block of panel `panel`, or its outputs' scales.
+// The scales of a block of panel `panel`: those before its codes, or its outputs' scales.
 inline void scales_of_block(const Quantized& its, const uint8_t* block, int panel, int num_inputs, Scales& to) {
   if (its.output_scales)
     to.scales[0] = load16(its.output_scales + panel * kLanes);

@@ -1,6 +1,7 @@
-// What ranks of one host do with each other's numbers, in memory that they share.
+// Exchanges of numbers between ranks of one host, in memory that they share.
 //
-// Arrays go through it in parts of a bounded size, which stay in caches. One exchange of a part needs one meeting.
+// Arrays go through this memory in parts of a bounded size, which stay in caches. The exchange of a part needs one
+// meeting.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,9 @@
 
 namespace penstock {
 
-constexpr int kWorthSharing = 1 << 14;  // floats of a part, from which three ranks or more share the work of adding
+constexpr int kWorthSharing = 1 << 14;  // floats in a part from which three or more ranks divide the additions
 
-// The sum over the ranks, in their order, of 16 floats at `at` of their parts.
+// The sum of 16 floats at `at` of the ranks' parts, added in the order of the ranks.
 inline Floats sum_over_ranks(const RankGroup& group, size_t at, int count) {
   Floats sum = load_some(part_of_rank<float>(group, 0) + at, count);
   for (int rank = 1; rank < group.num_ranks; rank++) sum += load_some(part_of_rank<float>(group, rank) + at, count);
@@ -28,8 +29,8 @@ inline void store_some(float* at, Floats values, int count) {
   for (int i = 0; i < count; i++) at[i] = values[i];
 }
 
-// Adds up rows of `size` floats, at most a part's, over the ranks: take(row, i, sums, n) gets sums i..i+n-1 of a row, n <= 16. All ranks get
-// the same bits, which do not depend on the number of rows.
+// Adds up rows of `size` floats over the ranks; a row must fit into a part. take(row, i, sums, n) gets sums i..i+n-1 of
+// a row, n <= 16. All ranks get the same bits, which do not depend on the number of rows.
 template <typename Idle, typename Take>
 void add_up_shared(Team& team, RankGroup& group, const float* x, size_t stride, int size, int num_rows, Idle idle,
                    Take take) {
@@ -41,7 +42,8 @@ void add_up_shared(Team& team, RankGroup& group, const float* x, size_t stride, 
       std::memcpy(own + size_t(t) * size, x + (first + t) * stride, size * sizeof(float));
     });
     meet(group, idle);
-    // Each rank adds up some of the rows, in its own part: nobody else reads those there before the second meeting.
+    // Each rank adds up some of the rows, in its own part. No other rank reads those rows there before the second
+    // meeting.
     const bool is_shared = num_ranks > 2 && count >= num_ranks && count * size >= kWorthSharing;
     if (is_shared) {
       const int begin = int64_t(count) * group.rank / num_ranks, end = int64_t(count) * (group.rank + 1) / num_ranks;
@@ -63,7 +65,7 @@ void add_up_shared(Team& team, RankGroup& group, const float* x, size_t stride, 
   }
 }
 
-// The same between hosts, by whoever made the group.
+// The same between hosts, by the callback of the group.
 template <typename Take>
 void add_up_elsewhere(Team& team, RankGroup& group, const float* x, size_t stride, int size, int num_rows, Take take) {
   static Buffer buffer;
@@ -88,7 +90,7 @@ void add_up(Team& team, RankGroup& group, const float* x, size_t stride, int siz
                   [=](int t, int i, Floats sum, int n) { take(t, from + i, sum, n); });
 }
 
-constexpr auto kNothing = [] { return false; };  // to do while a rank waits
+constexpr auto kNothing = [] { return false; };  // nothing to do while a rank waits
 
 // Puts the sum over the ranks in place of `count` floats.
 inline void add_up_in_place(Team& team, RankGroup& group, float* x, int64_t count) {
@@ -103,7 +105,8 @@ inline void add_up_in_place(Team& team, RankGroup& group, float* x, int64_t coun
   if (rest) add_up_rows(x + size_t(num_rows) * kRow, rest, 1);
 }
 
-// x [num_rows, widths[rank]] of each rank -> out [num_rows, sum of widths], the ranks' columns in their order; in bytes.
+// x [num_rows, widths[rank]] of each rank -> out [num_rows, sum of widths], columns in the order of the ranks; in
+// bytes.
 inline void gather(Team& team, RankGroup& group, const char* x, int64_t num_rows, const int64_t* widths, char* out) {
   const int64_t part = group.part_bytes, stride = std::accumulate(widths, widths + group.num_ranks, int64_t(0));
   const int64_t longest = num_rows * *std::max_element(widths, widths + group.num_ranks);

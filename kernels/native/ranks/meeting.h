@@ -1,8 +1,8 @@
 // The ranks of one host meet in memory that they share.
 //
-// Every rank counts its own arrivals and waits until the others have counted as many. A wait spins, then yields its core,
-// then sleeps: ranks may outnumber cores, and a peer may be stopped. A sleeping rank asks from time to time whether it
-// should go on, so that a dead peer or a signal ends the wait.
+// Every rank counts its own arrivals and waits until the others have counted as many. A waiting rank spins, then yields
+// its core, then sleeps, because ranks may outnumber cores, and a peer may be stopped. A sleeping rank asks from time
+// to time whether it should go on, so that a dead peer or a signal ends the wait.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,20 +18,20 @@
 
 namespace penstock {
 
-struct GivenUp {};  // ends a wait; whoever was asked knows why
+struct GivenUp {};  // ends a wait; the function that was asked knows why
 
 struct RankGroup {  // as RankGroupStruct in group.py; one rank's view of its group
   char* memory;  // shared: a `Seat` for each rank, one for sleepers, then parts; null: ranks of several hosts
-  int (*ask)();  // shared: whether a sleeper may go on waiting; else to put sums over the ranks in `numbers`. 0: no
+  int (*ask)();  // with shared memory: may a sleeper go on waiting? Else: sums `numbers` over the ranks. 0: no
   int32_t rank, num_ranks, part_bytes;
-  int32_t missed;  // the rank that a sleeper waits for,
-  double waited;   // and for how many seconds so far
+  int32_t missed;  // the rank that a sleeper waits for
+  double waited;   // how many seconds it has waited so far
   float* numbers;
   int64_t num_numbers;
-  uint32_t num_arrivals, num_exchanges;  // of this rank, so far
+  uint32_t num_arrivals, num_exchanges;  // this rank's counts so far
 };
 
-struct alignas(128) Seat {  // neighbouring lines are fetched in pairs
+struct alignas(128) Seat {  // 128 bytes, because neighbouring cache lines are fetched in pairs
   std::atomic<uint32_t> count;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -40,8 +40,8 @@ constexpr size_t kPartsBegin = 4096;  // of the memory
 
 inline Seat& seat(const RankGroup& group, int number) { return reinterpret_cast<Seat*>(group.memory)[number]; }
 
-// What rank `rank` gives to the current exchange. Exchanges take turns with two buffers: whoever fills one again has met
-// the others since they last read it.
+// The data of rank `rank` for the current exchange. Exchanges alternate between two buffers: before a rank fills one
+// again, it has met the others since they last read it.
 template <typename T>
 T* part_of_rank(const RankGroup& group, int rank) {
   const size_t number = group.num_exchanges % 2 * group.num_ranks + rank;
@@ -49,7 +49,7 @@ T* part_of_rank(const RankGroup& group, int rank) {
 }
 
 inline void sleep_while(const std::atomic<uint32_t>& count, uint32_t seen) {
-  constexpr timespec kAtMost{0, 50'000'000};  // between two questions whether to go on
+  constexpr timespec kAtMost{0, 50'000'000};  // between two calls of `ask`
   syscall(SYS_futex, &count, FUTEX_WAIT, seen, &kAtMost, nullptr, 0);
 }
 
@@ -59,7 +59,7 @@ inline void sleep_for(RankGroup& group, int rank) {
   std::atomic<uint32_t>& sleepers = seat(group, group.num_ranks).count;
   const std::atomic<uint32_t>& count = seat(group, rank).count;
   for (;;) {
-    sleepers.fetch_add(1);  // before looking: the other one counts before it looks for sleepers
+    sleepers.fetch_add(1);  // before checking the count: the other rank counts before it checks for sleepers
     const uint32_t seen = count.load();
     const bool is_there = int32_t(seen - group.num_arrivals) >= 0;
     if (!is_there) sleep_while(count, seen);
@@ -72,8 +72,8 @@ inline void sleep_for(RankGroup& group, int rank) {
   }
 }
 
-// Waits until all ranks have come here, and sees what they wrote before. `idle` is called while it waits: it does a
-// little of something useful, and returns whether there was anything.
+// Waits until all ranks have come here; afterwards this rank sees what they wrote before. While it waits it calls
+// `idle`, which does a little useful work and returns whether there was any.
 template <typename Idle>
 void meet(RankGroup& group, Idle idle) {
   constexpr int kSpins = 1000, kYields = 3000;

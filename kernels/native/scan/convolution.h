@@ -9,21 +9,20 @@
 namespace penstock {
 
 struct Convolution {  // as ConvolutionStruct in recurrent.py
-  const float *weight, *bias;  // [width, channels], the newest input's last; [channels] or null
+  const float *weight, *bias;  // [width, channels], the newest input's weight last; [channels] or null
   int32_t channels, width, has_silu;
 };
 
 constexpr int kLongestConvolution = 4;  // as in recurrent.py
 
-// Tokens of a row: each array has `stride` floats from one token to the next.
+// Tokens of a row. In each array, tokens are `stride` floats apart.
 struct ConvolutionRow {
   const float *x, *input_gate, *output_gate;  // gates may be null
   float *out, *state;                         // `out` may be `x`; state [width - 1, channels]
   int32_t stride, out_stride, count;
 };
 
-// 16 channels from `channel` on, or `lanes` of them. What they compute for a token does not depend on how many tokens
-// there are.
+// 16 channels from `channel` on, or `lanes` of them. A token's result does not depend on how many tokens there are.
 template <int kWidth, bool kIsWhole>
 void convolve(const Convolution& op, const ConvolutionRow& row, int channel, int lanes) {
   auto read = [&](const float* at) { return kIsWhole ? load16(at + channel) : load_some(at + channel, lanes); };

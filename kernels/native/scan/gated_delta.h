@@ -1,5 +1,5 @@
-// The gated delta rule, token by token. What a token reads before it writes is added up while the one before it writes,
-// so the state passes once for each token.
+// The gated delta rule, token by token. What a token reads before it writes is added up while the token before it
+// writes, so the state is read once for each token.
 #pragma once
 
 #include "steps.h"
@@ -11,14 +11,14 @@ struct GatedDelta {  // as GatedDeltaStruct in recurrent.py
   int32_t num_heads, num_key_heads, key_dim, value_dim;
 };
 
-// Tokens of a row, and one of its value heads: all are this head's.
+// Tokens of a row, for one of its value heads: all arrays are this head's.
 struct GatedDeltaRow {
   const float *q, *k, *v, *dt, *b;
   float *out, *state;  // state [key_dim, value_dim]
   int32_t stride, gate_stride, out_stride, count;
 };
 
-struct DeltaTokens {  // up to 64 tokens' queries and keys [., key_dim], and what decides how they write
+struct DeltaTokens {  // up to 64 tokens' queries and keys [., key_dim], and the factors of their writes
   const float *q, *k, *decays, *betas;
   int32_t count;
 };
@@ -48,8 +48,8 @@ inline __attribute__((always_inline)) void recall(const float* state, int stride
     }
 }
 
-// 16 * kVectors values from `v` on, whose state begins at `state`: scans tokens, and writes what they read to `out`.
-// Lanes are independent: their bits are the same however many there are.
+// Scans tokens for 16 * kVectors values from `v` on, whose state begins at `state`, and writes what they read to `out`.
+// Lanes are independent, so their bits do not depend on how many there are.
 template <int kVectors>
 inline __attribute__((always_inline)) void scan_values(const DeltaTokens& tokens, int key_dim, float* state, int stride,
                                                        const float* v, int v_stride, float* out, int out_stride) {
@@ -102,7 +102,7 @@ inline void scan(const GatedDelta& op, const GatedDeltaRow& row, int head, float
     const float* const v = row.v + size_t(begin) * row.stride;
     float* const out = row.out + size_t(begin) * row.out_stride;
     int value = 0;
-    if (count == 1)  // nothing is read twice from far: the state stays where it is, and passes in whole lines
+    if (count == 1)  // the state is used only once, so it stays where it is and is read in whole lines
       for (constexpr int kWide = kPart == 16 ? 8 : 2; value + kWide * kLanes <= value_dim; value += kWide * kLanes)
         scan_values<kWide>(tokens, key_dim, row.state + value, value_dim, v + value, row.stride, out + value,
                            row.out_stride);

@@ -1,5 +1,5 @@
-// The scan of Mamba 2, token by token with the state in registers: as many multiplications as in chunks, and a token's
-// bits do not depend on which tokens come along.
+// The scan of Mamba 2, token by token with the state in registers. It needs as many multiplications as in chunks, and a
+// token's bits do not depend on the other tokens of its step.
 #pragma once
 
 #include "steps.h"
@@ -12,14 +12,15 @@ struct Mamba2 {  // as Mamba2Struct in recurrent.py
   int32_t num_heads, num_groups, head_dim, state_size;
 };
 
-// Tokens of a row, and one of its heads: x, b, c, dt and out are this head's.
+// Tokens of a row, for one of its heads: x, b, c, dt and out are this head's.
 struct Mamba2Row {
   const float *x, *b, *c, *dt;
   float *out, *state;  // state [state_size, head_dim]
   int32_t stride, out_stride, count;
 };
 
-// `kKeys` rows of the state from `key` on, 16 lanes of values: scans up to 64 tokens, and adds what they read to `read`.
+// Scans up to 64 tokens with `kKeys` rows of the state from `key` on and 16 lanes of values, and adds what they read to
+// `read`.
 template <int kKeys, bool kIsWhole>
 inline __attribute__((always_inline)) void scan_block(const Mamba2& op, const Mamba2Row& row, const float* dts,
                                                       const float* decays, int count, int key, int value, int lanes,
@@ -52,7 +53,7 @@ inline __attribute__((always_inline)) void scan_block(const Mamba2& op, const Ma
   }
 }
 
-// The same for one token, `kVectors` vectors of values wide: the state passes line by line, as memory likes it.
+// The same for one token and `kVectors` vectors of values: the state is read line by line, which is best for memory.
 template <int kKeys, int kVectors>
 inline __attribute__((always_inline)) void step_block(const Mamba2& op, const Mamba2Row& row, float dt, float by, int key,
                                                       int value, float* read) {

@@ -1,4 +1,4 @@
-// What scans have in common: steps that tokens decide, and the states' layout.
+// Common parts of scans: the tokens' step sizes, and the layout of states.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace penstock {
 
-constexpr int kScanned = 64;  // tokens whose numbers are at hand together
+constexpr int kScanned = 64;  // tokens that are prepared and scanned together
 
-constexpr int kFloatsAhead = 512;  // that are fetched while a state passes
+constexpr int kFloatsAhead = 512;  // prefetch distance while a state is read
 
 // log(1 + e**x)
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
