@@ -1,11 +1,12 @@
 """Compiles the C++ kernels for this processor, and keeps the library in a cache folder.
 
-`python -m penstock.kernels.native.build` does it ahead of time; otherwise a worker with `--cpu-kernels native` does it
-at its start. The library's name contains a hash of its sources, compiler and processor: if one of them changes, a new
-one is compiled.
+`python -m penstock.kernels.native.build` does so ahead of time. Otherwise a worker with `--cpu-kernels native` does so
+when it starts. The library's name contains a hash of its sources, compiler and processor. If one of these changes, a
+new library is compiled.
 
 With `--portable`, libraries for whole processor families are put beside the sources instead, for an image or a package
-that runs on machines without a compiler. The best one that fits is used if none was compiled for the machine itself.
+that runs on machines without a compiler. If no library was compiled for the machine itself, the best fitting one is
+used.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _FAMILIES = {
         "armv8-a": frozenset(("asimd",)),
     },
 }
-"""Machine -> its processor families, the best first -> the features that each has, as /proc/cpuinfo calls them."""
+"""Machine -> its processor families, the best first -> the features of each, by their names in /proc/cpuinfo."""
 _MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")}
 """The compiler's flag for a family whose name is not a flag."""
 
@@ -100,7 +101,7 @@ def _families() -> dict[str, frozenset[str]]:
 def _compile(march: str, path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Written under another name first: other processes see a whole library or none.
+        # Written under another name first, so that other processes see a whole library or none.
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
@@ -127,13 +128,13 @@ def _more_flags() -> tuple[str, ...]:
 
 
 def find_compiler() -> str | None:
-    """$CXX, or the first usual one that is there; its path."""
+    """The path of $CXX, or of the first usual compiler that is installed."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def _library_path() -> Path | None:
-    """Path of the library made by this compiler; None without a compiler."""
+    """Path of the library that this machine's compiler makes; None without a compiler."""
     compiler = find_compiler()
     if compiler is None:
         return None
@@ -168,7 +169,7 @@ def _digest_of_sources() -> "hashlib._Hash":
 
 
 def _processor() -> str:
-    """What decides the meaning of -march=native."""
+    """A description of the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -178,7 +179,7 @@ def _processor() -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else could have written the file: otherwise it is not loaded."""
+    """Whether no other user could have written the file; otherwise it is not loaded."""
     stat = path.stat()
     return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
 

@@ -24,19 +24,19 @@ class _Chain(ctypes.Structure):
 
 
 class Output(NamedTuple):
-    """From what a head hands out to logits."""
+    """From a head's output to logits."""
 
     program: Program  # its output matrix
-    norm: NormWeights | None  # before that
-    token_ids: Tensor | None  # int64, of each output; None: output t is token t
+    norm: NormWeights | None  # before the output matrix
+    token_ids: Tensor | None  # int64, the token of each output; None: output t is token t
     vocab_size: int
 
 
 class Kept(NamedTuple):
-    """What is kept of R rows between steps."""
+    """What is kept for R rows between steps."""
 
-    states: Tensor  # [R * W, H], fp32 or bf16, the model's last hidden states: that of position p is at p % W
-    positions: Int32Array  # [R, W], of these
+    states: Tensor  # [R * W, H], fp32 or bf16, the model's last hidden states; that of position p is at p % W
+    positions: Int32Array  # [R, W], the positions of the states
     num_done: Int32Array  # [R], the first position that the head's layers may not have computed
 
 
@@ -44,7 +44,7 @@ class HeadChain:
     """A head over the rows of a model's state."""
 
     def __init__(self, library: Library, step: ProgramStep, output: Output, kept: Kept) -> None:
-        """`step`: of the head's layers; its token ids are those after each position."""
+        """`step`: the step of the head's layers; its token ids are those after each position."""
         self._functions = library.functions
         self._rows = step.rows
         self._kept: list[object] = [step, output, kept]  # what the pointers refer to
@@ -60,9 +60,9 @@ class HeadChain:
         """Keep the hidden state of the last position that each of N rows has computed.
 
         Args:
-            rows: int32[N], contiguous, as are all.
+            rows: int32[N]; all arrays are contiguous.
             start: int32[N], their first positions.
-            num_new: int32[N], how many each has computed (T in all).
+            num_new: int32[N], how many positions each has computed (T in all).
             hidden: fp32[T, H].
         """
         self._functions.penstock_keep(
@@ -73,16 +73,16 @@ class HeadChain:
     def guess(
         self, sampler: NativeSampler, rows: Int32Array, positions: Int32Array, most: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
-        """Compute D rows up to their last tokens, guess what follows, and write it behind these.
+        """Compute D rows up to their last tokens, guess the next tokens, and write them after the last ones.
 
         Args:
             sampler: of the model's rows.
-            rows: int32[D], contiguous, as are all.
+            rows: int32[D]; all arrays are contiguous.
             positions: int32[D], of each row's last token.
             most: int32[D], tokens to guess, at least one.
 
         Returns:
-            int32[D], how many were guessed: as many, or none where the hidden state before the last token is not
+            int32[D], the numbers of guesses: as in `most`, or 0 if the hidden state before the row's last token is not
             kept; and the guesses of all rows.
         """
         counts = np.empty_like(most)

@@ -1,4 +1,4 @@
-"""The compiled kernels, as far as they are functions of tensors; `program.py` makes them compute a model."""
+"""The compiled kernels as functions of tensors; `program.py` makes them compute a model."""
 
 import ctypes
 import mmap
@@ -28,7 +28,7 @@ from penstock.kernels.sampling_state import SamplingState
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
 
-_WORTH_WAKING = 20e6  # half a millisecond on one core: anything shorter ends before a second one has helped much
+_WORTH_WAKING = 20e6  # half a millisecond on one core; shorter work ends before a second core helps much
 _GROUP, UNIT = 16, 64  # outputs of a weight stored together, and the multiple that they are padded to (linear.h)
 _HUGE_PAGE = 2 << 20
 _NO_MEMORY, _GIVEN_UP = 1, 3  # as enum Answer in library.cpp
@@ -65,7 +65,7 @@ class _Sampling(ctypes.Structure):
 
 
 class PackedLinear(NamedTuple):
-    """A weight [N, K] in groups of 16 outputs, padded to whole units, as described in linear.h and layout.h."""
+    """A weight [N, K] in groups of 16 outputs, padded to whole units; see linear.h and layout.h."""
 
     weight: Tensor  # uint8, starts at a huge page if it is large
     bias: Tensor | None  # fp32[num_packed]
@@ -99,7 +99,7 @@ class PackedLinear(NamedTuple):
         return LinearStruct(*pointers, num_outputs, self.num_inputs, kind, quantized)
 
     def padded(self, of_outputs: Tensor) -> Tensor:
-        """fp32[N] -> fp32[num_packed], in the order in which outputs are packed."""
+        """fp32[N] -> fp32[num_packed], in the order of packed outputs."""
         parts = of_outputs.float().chunk(2 if self.interleaved else 1)
         padded = [functional.pad(part, (0, self.num_packed // len(parts) - len(part))) for part in parts]
         return torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
@@ -119,17 +119,17 @@ class Library:
     def __init__(
         self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING, *, leaves_long_steps: bool = False
     ) -> None:
-        """Load it.
+        """Load the library.
 
         Args:
-            path: what `build` has compiled.
-            num_threads: at most.
+            path: of the library that `build` has compiled.
+            num_threads: the most threads to use.
             worth_waking: number of multiplications in one call from which further threads take part.
             leaves_long_steps: whether torch computes long steps in bf16, because it is much faster there.
         """
         self.functions = ctypes.CDLL(str(path))
         self.reason: BaseException | None = None
-        """Why a call must end before its work is done, told by a function that it asks; the call raises it."""
+        """Set by a function that a call asks, if the call must end before its work is done; the call raises it."""
         for name in (
             "set_threads",
             "advise_huge_pages",
@@ -162,11 +162,11 @@ class Library:
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self._counter: npt.NDArray[np.int64] | None = None
         self.name = path.stem
-        """It tells the sources, the compiler and the processor."""
+        """The name of the library, which identifies sources, compiler and processor."""
         self.num_threads = num_threads
         self.leaves_long_steps = leaves_long_steps
         self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
-        """Whether one instruction multiplies pairs of bf16. Several do, if this is set to true."""
+        """Whether one instruction multiplies pairs of bf16. If it is set to true, several instructions emulate it."""
 
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False, rounds_inputs: bool = False
@@ -199,15 +199,15 @@ class Library:
         """Copy a quantized weight into the layout of layout.h.
 
         Args:
-            weight: of one matrix, on the CPU.
+            weight: one matrix, on the CPU.
             bias: [N] or None.
             interleaved: as for `pack`.
-            rounds_inputs: round inputs, if the weight does not say how: for integers to int8, with a scale for each 32
-                of a token, for other values to bf16 where `multiplies_bf16`. Otherwise weights are multiplied as the
-                floats that they stand for.
+            rounds_inputs: round inputs, if the weight does not say how. For integers, inputs are rounded to int8, with
+                a scale for each 32 of a token; for other values, to bf16 if `multiplies_bf16`. Otherwise weights are
+                multiplied as the floats that they stand for.
 
         Raises:
-            UnsupportedWeightError: if there is no layout for it.
+            UnsupportedWeightError: if there is no layout for the weight.
         """
         kind = kind_of_product(weight, rounds_inputs=rounds_inputs, multiplies_bf16=self.multiplies_bf16)
         source = prepared(weight, kind)
@@ -232,7 +232,7 @@ class Library:
 
         Args:
             packed: the weight.
-            out: contiguous; of the weight's dtype, or of a quantized weight fp32, or bf16 to which that is rounded.
+            out: contiguous, in the weight's dtype; for a quantized weight fp32, or bf16 with rounding.
         """
         if packed.quantization is not None:
             numbers = (packed.num_outputs, packed.interleaved, packed.num_packed, out.dtype == torch.bfloat16)
@@ -262,7 +262,7 @@ class Library:
         """uint8 [num_bytes] of untouched memory, on huge pages if it is large."""
         if num_bytes < _HUGE_PAGE:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        # Not by malloc: what is skipped for the alignment would be memory that something else has used, and stay there.
+        # Not from malloc: the bytes skipped for alignment could be memory in use before, which would stay resident.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = torch.frombuffer(mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=private), dtype=torch.uint8)
         skipped = -memory.data_ptr() % _HUGE_PAGE
@@ -278,14 +278,14 @@ class Library:
             self.functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
 
     def count_layers(self, counter: npt.NDArray[np.int64] | None) -> None:
-        """Let each step write to `counter` [1] how many layers of it have written their keys and values; it must live
-        as long as this is so."""
+        """Let each step write to `counter` [1] how many of its layers have written their keys and values. The counter
+        must live until it is replaced."""
         self._counter = counter
         self.functions.penstock_count_layers(c_void_p(None if counter is None else counter.ctypes.data))
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Steps in here are not counted: they are another model's."""
+        """Steps in this context are not counted, because they belong to another model."""
         counter = self._counter
         if counter is None:
             yield
@@ -333,7 +333,7 @@ class Library:
 
 
 class NativeSampler:
-    """Samples like `kernels.sampling.sample`: all rows of a step in one call, by their parameters at that time."""
+    """Samples like `kernels.sampling.sample`: all rows of a step in one call, with their parameters at that time."""
 
     def __init__(self, library: Library, state: SamplingState) -> None:
         self._functions = library.functions
@@ -342,7 +342,7 @@ class NativeSampler:
         self.struct = _Sampling(*(getattr(state, name).data_ptr() for name in _SAMPLING_TABLES), *widths)
 
     def takes(self, logits: Tensor) -> bool:
-        """Whether it can sample from these logits; torch's path can from any."""
+        """Whether it can sample from these logits; torch's path takes any logits."""
         return logits.dtype == torch.float32 and logits.is_contiguous()
 
     def draw(self, logits: Tensor, rows: Int32Array, positions: Int32Array) -> Tensor:
@@ -351,7 +351,7 @@ class NativeSampler:
         Args:
             logits: fp32[S, V], contiguous; overwritten.
             rows: int32[S], the row of the state for each.
-            positions: int32[S], where the sampled tokens go; those before are known.
+            positions: int32[S], where the sampled tokens go; the tokens before them are known.
 
         Returns:
             int32[S]; negative where there is no token.
@@ -368,7 +368,7 @@ class NativeSampler:
 
 
 def address_of(tensor: Tensor | None) -> int | None:
-    """Where its numbers begin."""
+    """The address of a tensor's numbers."""
     return None if tensor is None else tensor.data_ptr()
 
 

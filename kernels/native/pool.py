@@ -1,4 +1,4 @@
-"""What a program's steps read and write beside their tokens: the pages of all layers, and the states of rows."""
+"""What a program's steps read and write besides their tokens: the pages of all layers, and the states of rows."""
 
 import ctypes
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class LayerPages(Protocol):
 
     @property
     def keys(self) -> Tensor:
-        """[num_pages, Hk, page_size, D], fp32 or bf16, contiguous; quantized uint8[num_pages, Hk, head bytes]."""
+        """[num_pages, Hk, page_size, D], fp32 or bf16, contiguous; if quantized, uint8[num_pages, Hk, head bytes]."""
 
     @property
     def values(self) -> Tensor:
@@ -43,7 +43,7 @@ class LayerPages(Protocol):
 
     @property
     def layout(self) -> PageLayout | None:
-        """Of quantized pages."""
+        """The layout of quantized pages; None for others."""
 
 
 def _page_size(layer: LayerPages) -> int:
@@ -56,7 +56,7 @@ def kv_kind(pages: Tensor, layout: PageLayout | None) -> int:
 
 
 class NativePool:
-    """The pages of all layers, and what they keep of rows instead."""
+    """The pages of all layers, and the states of layers that keep these instead."""
 
     def __init__(
         self, layers: Sequence[LayerPages], page_sizes: Sequence[int] = (), states: Sequence[Tensor] = ()
@@ -64,9 +64,9 @@ class NativePool:
         """Take the addresses of all pages and states.
 
         Args:
-            layers: those with pages.
-            page_sizes: tokens of a page, of each page group; needed if some have no layers here.
-            states: fp32[R, ...], as the operations number them.
+            layers: the layers with pages.
+            page_sizes: tokens in a page of each page group; needed if some groups have no layers here.
+            states: fp32[R, ...], numbered as in the operations.
         """
         for state in states:
             if state.dtype != torch.float32 or not state[0].is_contiguous():

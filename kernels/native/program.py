@@ -40,7 +40,7 @@ NORM_KINDS = ("none", "rms", "layer")  # as enum NormKind in norms.h
 FINISHES: tuple[Finish, ...] = ("store", "add", "activate", "gate", "gate_stored")  # as enum Finish in products.h
 
 _MOST_AHEAD = 512 << 10
-"""Bytes of the next weights that are fetched into a core's own cache while it waits."""
+"""Bytes of the next weights that a core prefetches into its own cache while it waits."""
 
 
 class _Operation(ctypes.Structure):
@@ -105,7 +105,7 @@ class RotaryTable(NamedTuple):
     """The angles of one kind of rotation."""
 
     cos_sin: Tensor  # fp32[positions or T, rotary_dim]: cosines, then sines
-    is_by_position: bool  # or a row for each token
+    is_by_position: bool  # False: a row for each token
 
 
 class GroupPages(NamedTuple):
@@ -118,8 +118,8 @@ class GroupPages(NamedTuple):
 class ProgramBuilder:
     """Collects operations in the order in which they run.
 
-    They read and write slots: rows of floats, one for each token. Slot 0, `OUT`, is the result, [T, H]; a program that
-    does not begin with token ids finds there what it is given.
+    Operations read and write slots: rows of floats, one for each token. Slot 0, `OUT`, is the result, [T, H]. A program
+    that does not begin with token ids finds its input there.
     """
 
     OUT = 0
@@ -127,10 +127,10 @@ class ProgramBuilder:
     def __init__(self, hidden_size: int) -> None:
         self._hidden_size = hidden_size
         self._widths = [0]
-        self._operations: list[tuple[ctypes.Structure, int]] = []  # and its size
-        self._kept: list[object] = []  # what pointers refer to
+        self._operations: list[tuple[ctypes.Structure, int]] = []  # with the size of each
+        self._kept: list[object] = []  # keeps alive what pointers refer to
         self._packed_width = UNIT
-        self._waiting: structs.Reducing | None = None  # the last one, if no weights are known yet that follow it
+        self._waiting: structs.Reducing | None = None  # the last one, until the weights that follow it are known
 
     def slot(self, width: int) -> int:
         """A new slot for vectors of this size."""
@@ -167,7 +167,7 @@ class ProgramBuilder:
         count: int = 1,
         first: int = 0,
     ) -> None:
-        """to = norm(source), of each of `count` vectors of `size` floats next to each other; from `first` on in `to`.
+        """to = norm(source), for each of `count` adjacent vectors of `size` floats; written from `first` on in `to`.
 
         Or, with `added`, to += added * norm(source), which overwrites `source`.
         """
@@ -177,7 +177,7 @@ class ProgramBuilder:
     def scale(
         self, to: int, size: int, by: float, source: int | None = None, first: int = 0, *, begin: int = 0
     ) -> None:
-        """to *= by, of `size` floats after `begin`; with a source, each also by its number there, after `first`."""
+        """to *= by, for `size` floats from `begin` on; with a source, also *= its floats from `first` on."""
         self.append(structs.Scaling(size, -1 if source is None else source, first, to, begin, by), size)
 
     def heads(
@@ -199,9 +199,9 @@ class ProgramBuilder:
             shape: of the heads; without KV heads there is only q, and nothing is written.
             layer: index of the pages.
             norms: of q, k and v.
-            rotary: index of the rotary table; None: positions do not rotate anything.
+            rotary: index of the rotary table; None: no rotation.
             growth: of the queries.
-            kv_scales: of the checkpoint, for quantized pages.
+            kv_scales: the checkpoint's, for quantized pages.
             gap: floats between q and k.
         """
         q_heads, kv_heads, dim = shape
@@ -252,10 +252,10 @@ class ProgramBuilder:
         scale: float = 1.0,
         first: int = 0,
     ) -> None:
-        """to = sums, to += scale * sums, to = act(sums), or, of gates and ups interleaved, to = act(scale * gate) * up.
+        """to = sums, to += scale * sums, to = act(sums) or, for interleaved gates and ups, to = act(scale * gate) * up.
 
-        With "gate_stored" the gates are in `to` already: to = act(scale * to) * sums. Outputs begin at `first` in `to`;
-        they come in whole units, so what lies behind them there is computed later.
+        With "gate_stored" the gates are in `to` already: to = act(scale * to) * sums. Outputs begin at `first` in `to`.
+        They are written in whole units, so floats after them in `to` must be computed later.
         """
         if linear.interleaved != (finish == "gate"):
             raise ValueError("gates and ups are packed interleaved, other weights are not")
@@ -268,7 +268,7 @@ class ProgramBuilder:
     def reduce(
         self, ranks: SharedRanks | DistantRanks, source: int, to: int, size: int, *, added: float | None = None
     ) -> None:
-        """to = sums of the source over all ranks, or to += added * sums, of `size` floats: the same bits on each."""
+        """to = sums of the source over all ranks, or to += added * sums, for `size` floats; same bits on all ranks."""
         group = ctypes.addressof(ranks.struct)
         self._waiting = structs.Reducing(group, None, 0, size, source, to, added is not None, added or 0.0)
         self.append(self._waiting, 0, ranks)
@@ -276,9 +276,9 @@ class ProgramBuilder:
     def mix(
         self, experts: PackedExperts, source: int, to: int, *, added: float | None = None, judged: int | None = None
     ) -> None:
-        """to = what the experts make of the source, or to += added * that; their router reads `judged`, or the source.
+        """to = experts(source), or to += added * experts(source); the router reads `judged`, or else the source.
 
-        The slots of both are equally wide.
+        The slots `judged` and `source` have the same width.
         """
         hidden = experts.struct.router.num_inputs
         self._packed_width = max(self._packed_width, round_up(hidden, UNIT))
@@ -289,12 +289,12 @@ class ProgramBuilder:
     def attend_to_latents(
         self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int
     ) -> None:
-        """Norm and rotate new latents and their keys, write them to the pages of a layer, and attend over these.
+        """Norm and rotate new latents and their keys, write them to the pages of a layer, and attend over the pages.
 
         Args:
-            attention: with its weights.
-            latents: slot with latents and keys, [kv_rank + rope_dim].
-            q: slot with all heads of the queries; both are changed.
+            attention: the attention with its weights.
+            latents: slot with latents and keys, [kv_rank + rope_dim]; it is changed.
+            q: slot with all heads of the queries; it is changed.
             to: slot of the result, all heads of values.
             layer: index of the pages.
             rotary: index of the rotary table.
@@ -305,15 +305,15 @@ class ProgramBuilder:
         self.append(structs.AttendingLatents(its, *places))
 
     def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
-        """to *= sigmoid(weights * source); [H], and `size` floats of `to`."""
+        """to *= sigmoid(weights * source), for weights [H] and `size` floats of `to`."""
         weights = weights.float().contiguous()
         self.append(structs.Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
 
     def tap(self, places: Sequence[int], source: int, size: int) -> int:
-        """Hand out a slot, `size` floats, as it is before each of these operations (`num_operations` of their time).
+        """Hand out `size` floats of a slot before each of these operations, given as earlier `num_operations`.
 
         Returns:
-            How many floats a token there are in all, in the order of places.
+            The number of floats for each token over all places; they are in the order of the places.
         """
         width = size * len(places)
         for index, place in sorted(enumerate(places), key=lambda each: each[1], reverse=True):
@@ -322,7 +322,7 @@ class ProgramBuilder:
         return width
 
     def with_given(self, places: Sequence[int], to: int, size: int) -> "ProgramBuilder":
-        """The same, and `size` floats that a batch is given are added to a slot before each of these operations."""
+        """A copy that also adds `size` given floats of the batch to a slot before each of these operations."""
         other = copy(self)
         other._operations = self._operations[:]
         for index, place in sorted(enumerate(places), key=lambda each: each[1], reverse=True):
@@ -332,13 +332,13 @@ class ProgramBuilder:
 
     @property
     def num_operations(self) -> int:
-        """How many there are so far."""
+        """The number of operations so far."""
         return len(self._operations)
 
     def build(
         self, library: Library, head: PackedLinear | None, *, logit_scale: float = 1.0, logit_softcap: float = 0.0
     ) -> "Program":
-        """The program, with the output matrix for its results, if there are logits."""
+        """The program; with an output matrix, if there are logits."""
         if head is not None:
             self._follow(head)
         kinds = [structs.OPERATIONS.index(type(operation)) for operation, _ in self._operations]
@@ -357,7 +357,7 @@ class ProgramBuilder:
         return Program(library, struct, (self._operations, self._kept, operations, widths, head))
 
     def _follow(self, linear: PackedLinear) -> None:
-        """These weights are needed next: whoever waits for other ranks has time to fetch some of them."""
+        """Note the weights that are needed next: a core that waits for other ranks prefetches some of them."""
         if self._waiting is not None:
             self._waiting.ahead = linear.weight.data_ptr()
             self._waiting.ahead_bytes = min(linear.weight.nbytes, _MOST_AHEAD)
@@ -367,13 +367,13 @@ class ProgramBuilder:
         return norm_struct(norm, self._kept)
 
     def append(self, operation: ctypes.Structure, size: int = 0, *kept: object) -> None:
-        """Add an operation on `size` floats of each token; what its pointers refer to is kept."""
+        """Add an operation on `size` floats of each token, and keep alive what its pointers refer to."""
         self._operations.append((operation, size))
         self._kept += kept
 
 
 def norm_struct(norm: NormWeights | None, kept: list[object]) -> structs.NormWeightsStruct:
-    """A norm as C sees it; what its pointers refer to is added to `kept`."""
+    """A norm as a C struct; what its pointers refer to is added to `kept`."""
     if norm is None:
         return structs.NormWeightsStruct(kind=NORM_KINDS.index("none"))
     weight, bias = (None if vector is None else vector.float().contiguous() for vector in (norm.weight, norm.bias))
@@ -387,7 +387,7 @@ class Program:
     def __init__(self, library: Library, struct: _Program, kept: object) -> None:
         self._functions = library.functions
         self.struct = struct
-        self._kept = kept  # what the pointers refer to
+        self._kept = kept  # keeps alive what the pointers refer to
         self._batch = _Batch()
 
     def forward(
@@ -414,12 +414,12 @@ class Program:
             query_start_loc: int32[N + 1].
             seq_lens: int32[N].
             groups: one for each page group.
-            rotaries: as the operations number them.
+            rotaries: numbered as in the operations.
             pool: of all layers.
-            given: [T, H], contiguous, what a program without an embedding begins with; in fp32 it becomes the result.
-            taps: fp32[T, .], gets what `ProgramBuilder.tap` hands out.
+            given: [T, H], contiguous, the input of a program without an embedding; if fp32, it becomes the result.
+            taps: fp32[T, .], filled with what `ProgramBuilder.tap` hands out.
             paths: as in `paged_attention`.
-            rows: int32[N], where their states are; not needed if layers keep none.
+            rows: int32[N], the rows of the states; not needed if layers keep none.
             added: fp32[T, .], contiguous, what `ProgramBuilder.with_given` adds, in the order of places.
             last_seen: int32[T], the last position that each token sees, if that is not its own.
 
@@ -460,7 +460,7 @@ class Program:
         Args:
             token_ids: int32[R, L], known and sampled ids by position.
             page_tables: int32[R, max_pages] of each page group.
-            rotaries: fp32[positions, rotary_dim] each, as the operations number them.
+            rotaries: fp32[positions, rotary_dim] each, numbered as in the operations.
             pool: of all layers.
         """
         return ProgramStep(self._functions, self.struct, token_ids, page_tables, rotaries, pool)
@@ -488,7 +488,7 @@ class ProgramStep:
             )
         )
         rotary_structs = _rotaries([RotaryTable(table, is_by_position=True) for table in rotaries])
-        self._kept = (token_ids, page_tables, rotaries, tables, rotary_structs)  # what the pointers refer to
+        self._kept = (token_ids, page_tables, rotaries, tables, rotary_structs)  # keeps these alive for pointers
         self.rows = _Rows(
             token_ids_stride=token_ids.stride(0),
             num_groups=len(page_tables),
@@ -516,13 +516,13 @@ class ProgramStep:
             num_new: int32[N], how many to compute.
             samples: int64[S], ascending: which of the N rows sample.
             given: as in `Program.forward`.
-            hidden: fp32[T, H], becomes the hidden states of all positions, if nothing is given.
+            hidden: fp32[T, H], filled with the hidden states of all positions, if nothing is given.
             taps: as in `Program.forward`.
             paths: int32[N, 1 + D], contiguous, as in `paged_attention`; a token's id is at its place, too.
 
         Returns:
-            fp32[S, V], the logits of each sampling row's last position; of a program without a head the hidden states
-            of all positions, fp32[T, H].
+            fp32[S, V], the logits of each sampling row's last position; or, from a program without a head, fp32[T, H],
+            the hidden states of all positions.
         """
         step, num_outputs = self.rows, self.program.head.num_outputs
         hidden = hidden if given is None else given.float()

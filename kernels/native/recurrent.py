@@ -16,14 +16,14 @@ _FLOAT_MAX = 3.4028234663852886e38
 
 
 class Part(NamedTuple):
-    """Floats of each token: where they are in which slot."""
+    """Floats of each token: a slot, and where in it they begin."""
 
     slot: int
     first: int = 0
 
 
 class Mamba2Shape(NamedTuple):
-    """What a scan computes with."""
+    """The shape of a scan."""
 
     num_heads: int
     num_groups: int
@@ -32,7 +32,7 @@ class Mamba2Shape(NamedTuple):
 
 
 class DeltaShape(NamedTuple):
-    """What a gated delta rule computes with."""
+    """The shape of a gated delta rule."""
 
     num_heads: int
     num_key_heads: int
@@ -49,7 +49,7 @@ def convolve(
     input_gate: int | None = None,
     output_gate: int | None = None,
 ) -> None:
-    """to = causal_conv1d(source), which may be the same.
+    """to = causal_conv1d(source), where both may be the same.
 
     Args:
         builder: of the program.
@@ -57,11 +57,11 @@ def convolve(
         state: index of the rows' states, fp32 [R, K - 1, C].
         source: the inputs.
         to: where the outputs go.
-        input_gate: where the gate of the inputs begins in the slot of the source.
-        output_gate: where that of the outputs begins there.
+        input_gate: where the inputs' gate begins in the slot of the source.
+        output_gate: where the outputs' gate begins in the slot of the source.
 
     Raises:
-        ValueError: for a convolution that is longer than `LONGEST_CONVOLUTION`.
+        ValueError: if the convolution is longer than `LONGEST_CONVOLUTION`.
     """
     channels, width = weights.weight.shape
     if not 2 <= width <= LONGEST_CONVOLUTION:
@@ -88,7 +88,7 @@ def scan_mamba2(
     dt_bias: Tensor | None,
     dt_limit: tuple[float, float],
 ) -> None:
-    """to = mamba2_scan(x, dt, b, c), all of which begin somewhere in the slot `source`.
+    """to = mamba2_scan(x, dt, b, c); the arguments say where each begins in the slot `source`.
 
     The other arguments are as in `mamba2_scan`; `state` is the index of the rows' states.
     """
@@ -124,7 +124,7 @@ def scan_gated_delta(
 
 
 def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, size: int) -> None:
-    """x = gated_norm(x, gate), of `size` floats."""
+    """x = gated_norm(x, gate), for `size` floats."""
     group_size, kept = weights.group_size or size, list[object]()
     is_shared = weights.weight is not None and len(weights.weight) == group_size
     norm = None if weights.weight is None else NormWeights(weights.weight.float(), weights.eps)
@@ -135,7 +135,7 @@ def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, 
 
 
 def open_gates(builder: ProgramBuilder, x: int, gate: Part, size: int) -> None:
-    """x *= sigmoid(gate), of `size` floats."""
+    """x *= sigmoid(gate), for `size` floats."""
     norm = norm_struct(None, [])
     builder.append(structs.GatedNorm(norm, x, *gate, size, size, is_sigmoid=True), size)
 

@@ -1,1 +1,1 @@
-"""Attention over the pages on CPUs: of floats, of quantized keys and values, of latents."""
+"""Attention over the pages on CPUs: with float keys and values, with quantized ones, and with latents."""

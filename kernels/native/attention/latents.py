@@ -39,16 +39,16 @@ class PackedLatents:
     ) -> None:
         """
         Args:
-            library: packs.
-            kv_b: [num_heads * (nope_dim + v_dim), kv_rank], fp32 or bf16: a latent to each head's key without its
-                rotated part, and its value.
-            norm: fp32 [kv_rank], of an RMSNorm of the latents.
-            eps: of it.
+            library: packs the weights.
+            kv_b: [num_heads * (nope_dim + v_dim), kv_rank], fp32 or bf16: from a latent to each head's key, without its
+                rotated part, and value.
+            norm: fp32 [kv_rank], the weight of an RMSNorm of the latents.
+            eps: of the norm.
             num_heads: of queries.
-            nope_dim: numbers of a head of a query, or of its key, that are not rotated.
-            rope_dim: those that are.
+            nope_dim: numbers of a head's query or key that are not rotated.
+            rope_dim: numbers that are rotated.
             scale: multiplies the scores.
-            page_size: positions; a program has it from its pages.
+            page_size: positions in a page; a program gets it from its pages.
             rounds_inputs: as for `Library.pack`.
         """
         kv_rank = kv_b.shape[1]

@@ -94,15 +94,15 @@ class PackedExperts:
         """
         Args:
             router: [E, H]; its inputs are not rounded.
-            gate_up: of each expert that is held, all of one kind; interleaved if they are gated.
-            down: of each expert that is held.
+            gate_up: the weight of each held expert, all of one kind; interleaved if they are gated.
+            down: the weight of each held expert.
             routing: how experts are chosen.
             correction: fp32 [E] or None, as for `route`.
             activation: as enum Activation in activations.h.
-            is_gated: whether it is of gates, which multiply.
-            expert_scales: fp32 [E] or None; each expert's weight is multiplied by its own.
+            is_gated: whether gates multiply the up projection.
+            expert_scales: fp32 [E] or None; factors of the experts' weights.
             multiplies_input: an expert's input is multiplied by its weight, instead of its output.
-            held: which experts these are; None: all. It adds up their tokens.
+            held: which experts these are; None: all. Their tokens are counted in it.
         """
         if router.kind in ("bf16_pairs", "quantized_int8", "quantized_bf16"):
             raise ValueError("the choice of experts needs logits of inputs that are not rounded")

@@ -1,4 +1,4 @@
-"""The operations of a program as C structs: fields as in the headers beside this file."""
+"""The operations of a program as C structs, with the fields of the headers beside this file."""
 
 import ctypes
 from collections.abc import Sequence

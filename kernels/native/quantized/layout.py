@@ -1,4 +1,4 @@
-"""Which layout of `layout.h` a quantized weight gets, and its numbers in the types that the layout has."""
+"""Chooses the layout (`layout.h`) of a quantized weight, and converts its numbers to the types of the layout."""
 
 import ctypes
 import math
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from penstock.kernels.quantized.weight import SUPER_GROUP, InputRounding, QuantizedWeight
 
-_MOST_BLOCK, _PADDING = 256, 32  # inputs of a block, and the multiple that they are padded to (layout.h)
+_MOST_BLOCK, _PADDING = 256, 32  # most inputs in a block, and the multiple to which they are padded (layout.h)
 _MIN_GROUP = 16  # inputs that share a scale
 INPUT_BLOCK_FLOATS = 112  # room for a token's rounded inputs to a block (layout.h)
-_ROUNDED_TOGETHER = 32  # inputs of a token that share a scale where the format does not say how they are rounded
+_ROUNDED_TOGETHER = 32  # inputs of a token that share a scale if the format does not say how to round them
 _MOST_INPUTS = 1 << 16  # sums of more products of 8-bit integers may not fit into 32 bits
 _TYPES = {
     torch.float16: "half",
@@ -48,7 +48,7 @@ class SourceStruct(ctypes.Structure):
 
 
 class QuantizedSource(NamedTuple):
-    """A matrix whose numbers have the types of its layout. Rows of all are outputs."""
+    """A matrix with numbers in the types of its layout. Rows of all tensors are outputs."""
 
     struct: QuantizedStruct  # without `output_scales`
     codes: Tensor  # uint8[N, K]
@@ -58,12 +58,12 @@ class QuantizedSource(NamedTuple):
     super_scales: Tensor | None
     super_minimums: Tensor | None
     order: Tensor | None  # int32[K]
-    values: Tensor | None  # fp32[2**bits], if they are no integers
-    pair_bytes: Tensor | None  # uint8[2, 128], the same as bf16: lower bytes, upper bytes
+    values: Tensor | None  # fp32[2**bits], if they are not integers
+    pair_bytes: Tensor | None  # uint8[2, 128], the values as bf16: lower bytes, upper bytes
 
     @property
     def has_output_scales(self) -> bool:
-        """One scale for each output, which is not in the stream."""
+        """Whether each output has one scale, stored apart from the blocks."""
         return SCALE_TYPES[self.struct.scale_type] is None
 
     def pointers(self) -> SourceStruct:
@@ -76,24 +76,24 @@ class QuantizedSource(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """What a packed weight has beside its stream. `struct` points to the tensors."""
+    """What a packed weight has besides its blocks. `struct` points to the tensors."""
 
     struct: QuantizedStruct
-    output_scales: Tensor | None  # fp32, padded as the weight
+    output_scales: Tensor | None  # fp32, padded like the weight
     order: Tensor | None  # int32[K]
     values: tuple[Tensor | None, ...] = ()
 
 
 class UnsupportedWeightError(ValueError):
-    """There are no products of such a weight; the message says why in one sentence."""
+    """No kernel multiplies such a weight; the message says why in one sentence."""
 
 
 def kind_of_product(weight: QuantizedWeight, *, rounds_inputs: bool, multiplies_bf16: bool) -> str:
     """One of the quantized WEIGHT_KINDS of library.py.
 
     Args:
-        weight: to multiply.
-        rounds_inputs: whether inputs may be rounded: to int8 for integers, to bf16 for values that are none.
+        weight: the weight.
+        rounds_inputs: whether inputs may be rounded: to int8 for integers, to bf16 for values that are not integers.
         multiplies_bf16: whether the processor multiplies pairs of bf16.
     """
     rounds_as_wanted = weight.inputs is not None and weight.inputs.dtype == "int8"
@@ -103,10 +103,10 @@ def kind_of_product(weight: QuantizedWeight, *, rounds_inputs: bool, multiplies_
 
 
 def prepared(weight: QuantizedWeight, kind: str = "quantized_int8") -> QuantizedSource:
-    """The weight in the types of its layout, and what the layout is, for one kind of product.
+    """Choose the layout of a weight for one kind of product, and convert the weight to the layout's types.
 
     Raises:
-        UnsupportedWeightError: if no layout holds it.
+        UnsupportedWeightError: if no layout can hold the weight.
     """
     num_inputs, group = weight.num_inputs, min(weight.group, weight.num_inputs)
     block = _block_of(group, num_inputs)
@@ -168,7 +168,7 @@ def _input_group(rounding: InputRounding | None, num_inputs: int, kind: str) -> 
 
 
 def _block_of(group: int, num_inputs: int) -> int:
-    """Inputs of a block, which has whole groups, or a part of one; below 32 if groups have no such size."""
+    """Inputs in a block, which has whole groups or is part of one; below 32 if there is no block for such groups."""
     if group == num_inputs:
         return _MOST_BLOCK
     unit = math.lcm(group, _PADDING)
@@ -178,7 +178,7 @@ def _block_of(group: int, num_inputs: int) -> int:
 
 
 def _with_whole_values(weight: QuantizedWeight) -> tuple[QuantizedWeight, list[int] | None] | None:
-    """The same numbers, whose table is of bytes: scales are halved where that makes values whole. Or None."""
+    """The same weight with a table of bytes, or None. Values may be doubled, and scales halved, to get integers."""
     if weight.values is None:
         return weight, None
     factor = next((f for f in (1, 2) if torch.equal((weight.values * f).round(), weight.values * f)), None)
@@ -205,7 +205,7 @@ def _are_e4m3(values: Tensor) -> bool:
 
 
 def _has_bf16_values(weight: QuantizedWeight) -> bool:
-    """Whether weights are scale * value, with bf16 values: 256 exact ones of which half are negative, or 16."""
+    """Whether weights are scale * value, with bf16 values: 16, or 256 exact ones of which half are negative."""
     values = weight.values
     others = (weight.minimums, weight.super_scales)
     if values is None or isinstance(weight.zeros, Tensor) or weight.zeros or any(its is not None for its in others):
@@ -217,13 +217,13 @@ def _has_bf16_values(weight: QuantizedWeight) -> bool:
 
 
 def _pair_bytes(values: Tensor) -> Tensor:
-    """uint8[2, 128]: lower bytes and upper bytes of values as bf16, of 256 values those of the first half."""
+    """uint8[2, 128]: lower bytes and upper bytes of values as bf16; for 256 values, those of the first half."""
     of_values = values[:128].bfloat16().view(torch.uint8).view(-1, 2).T
     return torch.nn.functional.pad(of_values, (0, 128 - of_values.shape[1])).contiguous()
 
 
 def _without_both_corrections(weight: QuantizedWeight) -> QuantizedWeight:
-    """A weight has zeros of its own, or minimums: of both, minimums remain."""
+    """The same weight with minimums alone, if it has both zeros of its own and minimums."""
     if weight.minimums is None or not isinstance(weight.zeros, Tensor):
         return weight
     scales, minimums = weight.scales.float(), weight.minimums.float()

@@ -15,7 +15,7 @@ from penstock.kernels.native.library import Library
 from penstock.kernels.native.ranks.memory import RankMemory
 
 _TIMEOUT = 120.0
-"""Seconds that a rank waits for another one that lives; whoever watches the processes is faster."""
+"""Seconds that a rank waits for another one that is alive; the supervisor of the processes notices sooner."""
 
 _Ask = ctypes.CFUNCTYPE(c_int)
 
@@ -33,29 +33,29 @@ class RankGroupStruct(ctypes.Structure):
 
 
 class RankLostError(RuntimeError):
-    """Another rank has died, or does not come: the group cannot go on."""
+    """Another rank has died or does not arrive, so the group cannot go on."""
 
 
 class SharedRanks:
     """The ranks of one host. All call the same methods in the same order. Not thread-safe."""
 
     def __init__(self, library: Library, memory: RankMemory, timeout: float = _TIMEOUT) -> None:
-        """Returns when all ranks are here.
+        """Wait until all ranks are here.
 
         Args:
-            library: whose threads take part.
-            memory: of this rank.
-            timeout: seconds that any call waits for a rank that lives.
+            library: the kernels; their threads take part.
+            memory: this rank's mapping.
+            timeout: seconds that any call waits for a rank that is alive.
 
         Raises:
-            RankLostError: if they do not come.
+            RankLostError: if a rank does not arrive.
         """
         self._functions = library.functions
         self._library = library
         self._memory = memory
         self._timeout = timeout
-        self._watched: dict[int, int] = {}  # rank -> its process, as a file that is readable when it has ended
-        self._view = (ctypes.c_char * len(memory.bytes)).from_buffer(memory.bytes)  # for the address
+        self._watched: dict[int, int] = {}  # rank -> file descriptor, readable once the rank's process has ended
+        self._view = (ctypes.c_char * len(memory.bytes)).from_buffer(memory.bytes)  # gives the address
         self.struct = RankGroupStruct(
             memory=ctypes.addressof(self._view),
             ask=_asked(library, self._look),
@@ -69,8 +69,8 @@ class SharedRanks:
         self._watched = {rank: os.pidfd_open(pid) for rank, pid in enumerate(memory.pids()) if rank != memory.rank}
 
     def all_reduce(self, x: Tensor) -> None:
-        """Put the sum over the ranks in place of x, contiguous: fp32, added in the order of the ranks; other floats
-        are added as fp32, and rounded once."""
+        """Replace x, contiguous, by the sum over the ranks. fp32 is added in the order of the ranks; other floats are
+        added as fp32, and rounded once."""
         sums = x if x.dtype == torch.float32 else x.float()
         self._functions.penstock_add_up(ctypes.byref(self.struct), c_void_p(sums.data_ptr()), c_int64(sums.numel()))
         if sums is not x:
@@ -80,9 +80,9 @@ class SharedRanks:
         """Join the ranks' tensors.
 
         Args:
-            x: of this rank.
-            dim: along which they are joined.
-            sizes: of each rank's tensor in this dimension; None: all as x.
+            x: this rank's tensor.
+            dim: the dimension along which tensors are joined.
+            sizes: of each rank's tensor in this dimension; None: all are as large as x.
         """
         dim %= x.ndim
         sizes = [x.shape[dim]] * self.struct.num_ranks if sizes is None else sizes
@@ -97,7 +97,7 @@ class SharedRanks:
         return out
 
     def broadcast(self, x: Tensor, source: int) -> None:
-        """Put the tensor of rank `source` in place of x, contiguous."""
+        """Replace x, contiguous, by the tensor of rank `source`."""
         self._functions.penstock_broadcast(
             *(ctypes.byref(self.struct), c_void_p(x.data_ptr()), c_int64(x.nbytes), c_int(source))
         )
@@ -111,10 +111,10 @@ class SharedRanks:
 
 
 class DistantRanks:
-    """For programs of ranks on several hosts: sums come from elsewhere."""
+    """For programs of ranks on several hosts: a callback computes the sums."""
 
     def __init__(self, library: Library, add_up: Callable[[Tensor], object]) -> None:
-        """`add_up` puts the sum over the ranks in place of fp32[n]."""
+        """`add_up` replaces its argument, fp32[n], by the sum over the ranks."""
         self._add_up = add_up
         self.struct = RankGroupStruct(ask=_asked(library, self._reduce))
         """It must outlive what points to it."""
@@ -125,10 +125,10 @@ class DistantRanks:
 
 
 def _asked(library: Library, do: Callable[[], None]) -> Any:
-    """Make a C function of one that returns nothing; what that raises ends the call of the library that asked.
+    """Wrap a function without result as a C function. An exception ends the library call that has asked, and is raised.
 
-    A signal's handler may raise, too, and runs as soon as any Python code does. In a function that would be before its
-    first line; a generator goes on where it gave its last answer, which is in the `try`.
+    A signal handler may raise, too, and it runs as soon as any Python code runs. In a function that would be before the
+    first line, outside of any `try`. A generator resumes at its last `yield`, which is inside the `try`.
     """
 
     def answers() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share. It has no name in any folder, so nothing is left of it, whatever dies."""
+"""Memory that the ranks of one host share. It has no name in any folder, so nothing is left when processes die."""
 
 import mmap
 import os
@@ -6,8 +6,8 @@ import secrets
 import struct
 from typing import Self
 
-_HEADER_BYTES = 4096  # of the seats, as kPartsBegin in meeting.h
-_SEAT_BYTES = 128  # as Seat there: the number of arrivals, which C++ counts; behind it what is written here
+_HEADER_BYTES = 4096  # bytes for all seats, as kPartsBegin in meeting.h
+_SEAT_BYTES = 128  # as Seat in meeting.h: the number of arrivals, counted by C++; after it, what this module writes
 _PID_AT = 64  # in a seat
 _TOKEN_AT = _HEADER_BYTES - 16
 _PART_BYTES = 512 << 10  # a few of them fit in the cache of a core
@@ -15,11 +15,11 @@ MAX_RANKS = _TOKEN_AT // _SEAT_BYTES - 1  # one seat is for sleepers
 
 
 class NotHereError(Exception):
-    """The memory is not on this host, or out of this process's sight."""
+    """The memory is not on this host, or this process cannot see it."""
 
 
 class RankMemory:
-    """One rank's mapping of it."""
+    """One rank's mapping of the memory."""
 
     def __init__(self, file: int, rank: int, num_ranks: int, part_bytes: int) -> None:
         if num_ranks > MAX_RANKS:
@@ -43,14 +43,14 @@ class RankMemory:
         """Map the memory that rank 0 has made.
 
         Raises:
-            NotHereError: if this process cannot.
+            NotHereError: if this process cannot map it.
         """
         pid, number, part_bytes, token = address.split(":")
         try:
             file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise NotHereError(f"the memory of process {pid} cannot be opened: {error.strerror}") from None
-        # A process of another host may have the same number.
+        # A process on another host may have the same process id.
         has_size = os.fstat(file).st_size == num_bytes(num_ranks, int(part_bytes))
         if not has_size or os.pread(file, 16, _TOKEN_AT).hex() != token:
             os.close(file)
@@ -59,7 +59,7 @@ class RankMemory:
 
     @property
     def address(self) -> str:
-        """What the other ranks `join`."""
+        """The address that the other ranks pass to `join`."""
         token = self.bytes[_TOKEN_AT:_HEADER_BYTES].hex()
         return f"{os.getpid()}:{self._file}:{self.part_bytes}:{token}"
 
@@ -70,7 +70,7 @@ class RankMemory:
         ]
 
     def close_file(self) -> None:
-        """Once all ranks have joined: the mapping stays."""
+        """Close the file once all ranks have joined; the mapping stays."""
         os.close(self._file)
 
     def _pack(self, form: str, at: int, number: int) -> None:
@@ -78,5 +78,5 @@ class RankMemory:
 
 
 def num_bytes(num_ranks: int, part_bytes: int) -> int:
-    """Of the memory for a group: seats, and two parts of each rank."""
+    """Bytes of the memory for a group: seats, and two parts for each rank."""
     return _HEADER_BYTES + 2 * num_ranks * part_bytes
