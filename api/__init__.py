@@ -1,6 +1,6 @@
 """Penstock, an LLM inference engine: `from penstock import LLM, SamplingParams`.
 
-Names are imported when they are used: the processes of a server, and `penstock --help`, load none of them.
+Names are imported on first use, so the processes of a server and `penstock --help` load none of them.
 """
 
 import importlib

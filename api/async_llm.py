@@ -1,4 +1,4 @@
-"""`AsyncLLM`: prompts to outputs in the caller's event loop, by the rooms that make the server's answers.
+"""`AsyncLLM`: prompts to outputs in the caller's event loop, by the same code that makes the server's answers.
 
 prompt, SamplingParams ──▶ validation, template, tokenizer ──▶ RequestBook ──▶ engine: a thread, or processes
 RequestOutput ◀── text, stop strings, log-probabilities ◀── Generation ◀──────────┘
@@ -102,7 +102,7 @@ class AsyncLLM:
         await self.service()
 
     async def service(self) -> Service:
-        """What answers: the rooms behind a server's handlers. Started if it is not running.
+        """The service behind a server's handlers, which answers requests. Started if it is not running.
 
         Raises:
             ConfigError: if the configuration or the checkpoint cannot work.
@@ -129,9 +129,9 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str = ""
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The output of one prompt as it comes: a text, token ids, or the messages of a chat.
+        """Stream the output of one prompt: a text, token ids, or the messages of a chat.
 
-        How much each output tells is `sampling_params.output_kind`; the last one has `finished` set.
+        `sampling_params.output_kind` decides what each output contains; the last one has `finished` set.
 
         Raises:
             ApiError: as the server would answer it; see `penstock.frontend.errors`.
@@ -187,9 +187,9 @@ class AsyncLLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The same for a chat: its prompt is what the model's chat template makes of messages and tools.
+        """The same for a chat. The model's chat template makes the prompt from messages and tools.
 
-        The output is the model's text as it is: reasoning and tool calls are not taken out of it.
+        The output is the model's plain text: reasoning and tool calls are not extracted.
         """
         chat = Chat(messages, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(chat, sampling_params, request_id=request_id)
@@ -245,7 +245,7 @@ class AsyncLLM:
     async def _read(
         self, service: Service, prompt: Prompt, params: SamplingParams, record: RequestRecord
     ) -> tuple[ValidRequest, RequestOutput, tuple[ImageRef, ...]]:
-        """The request, an output with the prompt in it, and the prompt's images."""
+        """The request, an output that contains the prompt, and the prompt's images."""
         read, rules = read_prompt(prompt), service.rules()
         if isinstance(read, Chat):
             request = params.request()
@@ -277,7 +277,7 @@ class AsyncLLM:
         (await self.service()).engine.reset_prefix_cache()
 
     async def close(self) -> None:
-        """Abort what runs, and free the model. Idempotent."""
+        """Abort all requests, and free the model. Idempotent."""
         async with self._start:
             self._is_closed = True
             service, self._service = self._service, None

@@ -1,4 +1,4 @@
-"""An engine in processes of its own, as `penstock serve` starts it but for its frontends: this process is one."""
+"""An engine in processes of its own, as `penstock serve` starts it. This process takes the place of the frontends."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,25 +18,25 @@ from penstock.ipc.messages import ToFrontend
 
 
 class EngineProcesses:
-    """Scheduler and worker. One that dies is started again, and the requests go on."""
+    """Scheduler and worker processes. A process that dies is started again, and the requests go on."""
 
     patience = 60.0
-    """Seconds to wait for it when it is not ready."""
+    """Seconds to wait for the engine when it is not ready."""
 
     def __init__(self, config: Config) -> None:
         log = msgspec.structs.replace(
             config.log, log_level="warning" if config.log.log_level == "auto" else config.log.log_level
         )
-        worker = msgspec.structs.replace(config.worker, spare_worker=False)  # its forks would be no children of ours
+        worker = msgspec.structs.replace(config.worker, spare_worker=False)  # its forks would not be our children
         self._config = msgspec.structs.replace(config, log=log, worker=worker)
         self._held = ExitStack()
         self._supervisor: Supervisor | None = None
 
     async def start(self) -> None:
-        """Start both, and wait until the model is loaded.
+        """Start both processes, and wait until the model is loaded.
 
         Raises:
-            ConfigError: if they cannot work; the reason is on stderr.
+            ConfigError: if a process cannot work; the reason is on stderr.
         """
         folder = self._held.enter_context(private_dir())
         self._config = with_addresses(with_kept_files(self._config, folder), folder)
@@ -64,11 +64,11 @@ class EngineProcesses:
     def connect(
         self, to: EngineAddress, on_message: Callable[[ToFrontend], None], on_broken: Callable[[], None]
     ) -> Channel:
-        """Over the sockets of this launch."""
+        """Connect over the sockets of this launch."""
         return over_sockets(self._context)(to, on_message, on_broken)
 
     async def stop(self) -> None:
-        """End both."""
+        """End both processes."""
         if self._supervisor is not None:
             self._supervisor.stop()
             self._supervisor = None

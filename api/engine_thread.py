@@ -1,8 +1,8 @@
-"""An engine in a thread of this process, which a frontend reaches as it reaches a scheduler: by messages.
+"""An engine in a thread of this process. A frontend exchanges messages with it, as with a scheduler.
 
     EngineLink ──send──▶ inbox ──▶ thread: InProcessEngine ──▶ call_soon_threadsafe ──▶ EngineLink
 
-The messages are those of the sockets (`ipc/messages/`), and nothing is encoded.
+The messages are those of the sockets (`ipc/messages/`), but they are not encoded.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 _in_use = threading.Lock()
-"""The CPU kernels have one set of buffers a process."""
+"""Only one engine in a process, because the CPU kernels have one set of buffers for each process."""
 
 
 class EngineThread:
     """The thread, and a frontend's channel to it. A step that fails ends the thread and all requests."""
 
     patience = 0.0
-    """Seconds to wait for it when it is not ready: once it has failed, it never is."""
+    """Seconds to wait for the engine when it is not ready: after a failure it never gets ready again."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -79,7 +79,7 @@ class EngineThread:
             await asyncio.wrap_future(self._ended)
 
     def addresses(self, name: str, model_fingerprint: str) -> list[EngineAddress]:
-        """What a link to it needs. It may be silent for as long as a step takes."""
+        """What a link to the engine needs. The engine may be silent for as long as a step takes."""
         return [EngineAddress("", name, model_fingerprint, heartbeat_timeout=float("inf"))]
 
     # --- the channel --------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class EngineThread:
     def connect(
         self, _to: EngineAddress, on_message: Callable[[ToFrontend], None], _on_broken: Callable[[], None]
     ) -> "EngineThread":
-        """Send what there is to tell to `on_message`, in the event loop that runs now."""
+        """Pass the engine's messages to `on_message`, in the event loop that runs now."""
         loop = asyncio.get_running_loop()
 
         def tell(message: ToFrontend) -> None:
@@ -104,7 +104,7 @@ class EngineThread:
         return True
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Pass on no more messages."""
         self._tell = lambda message: None
 
     # --- in the thread ------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class EngineThread:
         finally:
             engine.close()
             del engine
-            gc.collect()  # weights and pool are in cycles
+            gc.collect()  # weights and pool are in reference cycles
             _in_use.release()
             self._ended.set_result(None)
 
@@ -149,7 +149,7 @@ class EngineThread:
                 self._wake.clear()
 
     def _refuse_all(self, reason: str) -> None:
-        """What was sent before the failure was known is answered, too."""
+        """Refuse all queued requests, including those that were sent before the failure was known."""
         while True:
             while self._inbox:
                 message = self._inbox.popleft()

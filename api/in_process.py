@@ -26,15 +26,15 @@ from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, Se
 
 OWNER = b"in process"
 
-_LOOK_SECONDS = 0.0005  # between looks at what the disk has done
-_MOST_SECONDS = 0.05  # to wait for it while there is nothing to compute
-_LISTING_SECONDS = 5.0  # for what it holds, at the start
-_IMAGE_SECONDS = 0.005  # of each step for images that are being encoded
-_WRITING_SECONDS = 5.0  # for pages that are to be written when all else is done
+_LOOK_SECONDS = 0.0005  # between two checks of what the disk has done
+_MOST_SECONDS = 0.05  # longest wait for the disk while there is nothing to compute
+_LISTING_SECONDS = 5.0  # longest wait for the list of what the disk holds, at the start
+_IMAGE_SECONDS = 0.005  # of each step, for images that are being encoded
+_WRITING_SECONDS = 5.0  # longest wait for pages to be written when all else is done
 
 
 class Step(NamedTuple):
-    """What one call of `step` brought: nothing, news of sequences, and usually a step that was computed."""
+    """The result of one call of `step`: possibly news of sequences, and usually a computed step."""
 
     deltas: list[SequenceDelta]
     plan: StepPlan | None = None
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 class InProcessEngine:
-    """One scheduler and one worker. All calls are made by one thread; those that compute block it."""
+    """One scheduler and one worker. One thread must make all calls; calls that compute block it."""
 
     def __init__(self, config: Config) -> None:
         """Load the model.
@@ -67,17 +67,17 @@ class InProcessEngine:
             self._exchange_pages(self._disk, seconds=_LISTING_SECONDS)
 
     def close(self) -> None:
-        """Let others use what this engine has for itself beside memory: the folder of a disk tier."""
+        """Release what this engine holds exclusively, apart from memory: the folder of a disk tier."""
         if self._disk is not None:
             self._disk.close()
 
     @property
     def has_work(self) -> bool:
-        """Some request is not finished, or some step not taken yet."""
+        """Whether a request is unfinished, or the result of a step was not taken yet."""
         return self.scheduler.has_work or bool(self._pending)
 
     def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> str:
-        """Queue a prompt of token ids with `n` sequences; the request's id.
+        """Queue a prompt of token ids with `n` sequences; returns the request's id.
 
         Raises:
             ValueError: if the scheduler refuses it.
@@ -94,10 +94,11 @@ class InProcessEngine:
         return self.scheduler.add_request(request, OWNER, time.monotonic())
 
     def step(self) -> Step:
-        """Launch what the pipeline takes, and wait for the oldest step.
+        """Launch as many steps as the pipeline takes, and wait for the oldest one.
 
-        It has no plan if there is nothing to compute: no request, only paused ones, or only those of a batch that is
-        not to begin yet (`seconds_to_wait`). If all wait for grammars to be made ready, so does this call.
+        The result has no plan if there is nothing to compute: no requests, only paused ones, or only those of a batch
+        that must not begin yet (`seconds_to_wait`). If all requests wait for grammars to be prepared, this call waits,
+        too.
         """
         scheduler, deltas = self.scheduler, self._take_bills()
         while scheduler.can_schedule:
@@ -141,15 +142,15 @@ class InProcessEngine:
 
     @property
     def seconds_to_wait(self) -> float | None:
-        """How long there is nothing to compute if nothing else happens; None: for ever."""
+        """How long there will be nothing to compute, unless something else happens; None: for ever."""
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
 
     def _exchange_pages(self, disk: DiskMover, seconds: float) -> bool:
-        """Have the pages moved that the scheduler asks for, and tell it which were; wait so long for the first ones.
+        """Order the page moves that the scheduler asks for, and report finished moves; wait `seconds` for the first.
 
         Returns:
-            Whether there was anything to tell.
+            Whether there was anything to report.
         """
         moves = self.scheduler.disk
         if moves is None:
@@ -164,7 +165,7 @@ class InProcessEngine:
         return bool(answers)
 
     def _write_pages(self, disk: DiskMover) -> None:
-        """Nothing else is to be done, and the caller may end: pages that are to be written are written now."""
+        """Write the pages that wait to be written. There is no other work, and the caller may end now."""
         moves, until = self.scheduler.disk, time.monotonic() + _WRITING_SECONDS
         while moves is not None and moves.num_under_way and time.monotonic() < until:
             step = self.scheduler.schedule(time.monotonic())
@@ -175,7 +176,7 @@ class InProcessEngine:
     def _exchange_images(self, store: EmbeddingStore, deltas: list[SequenceDelta]) -> bool:
         """Go on with the images that the scheduler asks for; return whether there was anything to do.
 
-        The ends of sequences whose image failed are appended.
+        If an image failed, the final deltas of its sequences are appended.
         """
         images = self.scheduler.images
         messages = [] if images is None else images.take_messages()
@@ -188,7 +189,7 @@ class InProcessEngine:
         return was_busy or bool(messages)
 
     def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
-        """Have the grammars made ready that the scheduler asks for; the ends of sequences whose grammar failed."""
+        """Prepare the grammars that the scheduler asks for; return last deltas of sequences whose grammar failed."""
         store, deltas = self.runner.grammar_store, list[SequenceDelta]()
         for message in self.scheduler.grammars.take_messages():
             if isinstance(message, PrepareGrammar):

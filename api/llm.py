@@ -1,6 +1,6 @@
 """`LLM`: batches of prompts to their outputs, for scripts and notebooks.
 
-An `AsyncLLM` in an event loop of its own, which a thread runs: it does not matter whether the caller has one.
+It is an `AsyncLLM` in an event loop of its own, which a thread runs. So the caller may or may not have an event loop.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
 
 _ROWS_AHEAD = 2
-"""So many times the rows are in flight: those that run, and as many that wait for a row to come free."""
+"""Requests in flight, as a multiple of the rows: those that run, and as many that wait for a free row."""
 
 
 class _Background:
@@ -38,11 +38,11 @@ class _Background:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Begin."""
+        """Start the coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Begin, and wait for the end."""
+        """Start the coroutine, and wait for its result."""
         return self.submit(work).result()
 
     def stop(self) -> None:
@@ -74,14 +74,14 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The outputs of all prompts, in their order.
+        """The outputs of all prompts, in the order of the prompts.
 
-        Prompts are texts, token ids (`list[int]`) or chats (lists of messages); one, several, or an iterator of them.
-        They are read as the engine takes them, so that only what runs is in memory beside the results.
+        Prompts are texts, token ids (`list[int]`) or chats (lists of messages): one, several, or an iterator of them.
+        Prompts are read as the engine takes them, so only running ones are in memory beside the results.
 
         Raises:
             ApiError: a single prompt failed, as the server would answer it.
-            BatchError: some of several prompts failed. All others have been computed; it has their outputs.
+            BatchError: some of several prompts failed. The others were computed, and the error has their outputs.
         """
         batch = each_prompt(prompts)
         outputs: list[RequestOutput] = []
@@ -106,10 +106,10 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of all prompts, texts or token ids, in their order; the parameters are `/v1/embeddings`'.
+        """The vectors of all prompts (texts or token ids), in their order; parameters are those of `/v1/embeddings`.
 
         Raises:
-            ApiError, BatchError: as `generate`.
+            ApiError, BatchError: as in `generate`.
         """
         batch = each_prompt(prompts)
         total = len(batch) if isinstance(batch, Sized) else None
@@ -139,18 +139,18 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """The outputs of any number of prompts in the order in which they finish; `request_id` is the prompt's number.
 
-        The next prompts are taken when outputs are. A prompt that fails has an output with `error` set.
+        Further prompts are read as outputs are taken. If a prompt fails, its output has `error` set.
         """
         each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
         pairs = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
         return self._as_they_finish((_whole(self._llm, prompt, params, i), params.n) for i, (prompt, params) in pairs)
 
     def _as_they_finish(self, work: Iterator[tuple[Coroutine[Any, Any, T], int]]) -> Generator[T, None, None]:
-        """The results of any number of requests, each with the number of its sequences, as they come."""
+        """Yield the results of requests as they finish; `work` has each request with the number of its sequences."""
         if not self._finalizer.alive:
             raise RuntimeError("this LLM is closed")
         done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        running: dict[Future[T], int] = {}  # how many sequences each has
+        running: dict[Future[T], int] = {}  # with the number of sequences of each
         has_more = True
         try:
             while True:

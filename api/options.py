@@ -17,7 +17,7 @@ from penstock.core.config.foreign_flags import unknown_flag
 from penstock.core.config.options import check_tiers
 
 _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests", "price_per_hour")
-"""Options of the HTTP side that are about texts and requests, and so mean something without HTTP."""
+"""Options of the HTTP side that concern texts and requests, and so have an effect without HTTP."""
 
 APART_ONLY = frozenset(
     (
@@ -33,11 +33,11 @@ APART_ONLY = frozenset(
         "log_format",
     )
 )
-"""Options of processes of their own, which an engine in the caller's process has no use for."""
+"""Options of separate processes, without effect on an engine in the caller's process."""
 
 
 def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Config:
-    """The configuration of these options; `PENSTOCK_*` variables fill in what is not given.
+    """The configuration of these options; `PENSTOCK_*` variables supply options that are not given.
 
     Raises:
         ConfigError: naming the option, its value and the bound that it breaks.
@@ -50,7 +50,7 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
                 raise ConfigError(f"{name} is an option of `penstock serve` that has no effect here")
             raise _in_python(unknown_flag("--" + name.replace("_", "-"), ["--" + k.replace("_", "-") for k in known]))
     variables = {flag.variable: environment.get(flag.variable, "") for flag in flags() if flag.field in known}
-    if isinstance(options.get("speculative_config"), Mapping):  # as vLLM has it
+    if isinstance(options.get("speculative_config"), Mapping):  # as in vLLM
         options = {**options, "speculative_config": json.dumps(options["speculative_config"])}
     try:
         config = config_from(Namespace(**options), variables)
@@ -61,12 +61,12 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
 
 
 def _in_python(sentence: str) -> ConfigError:
-    """The command line's sentence, with options spelled as keyword arguments."""
+    """The error message of the command line, with options spelled as keyword arguments."""
     return ConfigError(re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), sentence))
 
 
 def quiet(level: str) -> None:
-    """Log from this level on (`auto`: warnings) to stderr, if nobody has said how to log."""
+    """Log from this level on (`auto`: warnings) to stderr, if logging was not configured already."""
     if not structlog.is_configured():
         least = logging.WARNING if level == "auto" else getattr(logging, level.upper())
         structlog.configure(

@@ -1,4 +1,4 @@
-"""What a prompt brought, with the names that vLLM gives it."""
+"""The outputs of a prompt, with the names that vLLM uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 Logprobs = dict[int, Logprob]
-"""By token id: the most likely tokens of one position, and the one that stands there."""
+"""By token id: the most likely tokens of one position, and the actual token there."""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # with the token that stopped it
+    token_ids: list[int] = field(default_factory=list)  # includes the token that stopped it
     cumulative_logprob: float | None = None
     logprobs: list[Logprobs] | None = None
-    finish_reason: str | None = None  # "stop" or "length"; None: there is more to come
+    finish_reason: str | None = None  # "stop" or "length"; None: not finished
     stop_reason: str | int | None = None  # the stop string or the id of stop_token_ids that ended it
 
     def add(self, event: SequenceEvent, scores: ScoreWriter | None) -> None:
-        """Take what has come."""
+        """Append new text and tokens."""
         self.text += event.text
         self.token_ids += event.token_ids
         self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
@@ -50,7 +50,7 @@ class CompletionOutput:
                 self.cumulative_logprob += token.score.logprob
 
     def copy(self) -> "CompletionOutput":
-        """One that does not grow with this one."""
+        """A copy that does not grow with this object."""
         return replace(self, token_ids=[*self.token_ids], logprobs=self.logprobs and [*self.logprobs])
 
 
@@ -58,16 +58,16 @@ class CompletionOutput:
 class RequestOutput:
     """All sequences of one prompt."""
 
-    request_id: str  # in a batch the prompt's number, from 0
-    prompt: str | None = None  # None if it came as token ids or as a chat
+    request_id: str  # in a batch, the prompt's number, from 0
+    prompt: str | None = None  # None if it was given as token ids or as a chat
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None  # None for the first token
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    bill: Bill | None = None  # what the engine spent on it, once it is finished
-    warnings: list[str] = field(default_factory=list)  # what was honoured in another way than one may expect
-    error: ApiError | None = None  # why there are no outputs; only in what `generate_iter` and `BatchError` give
+    num_cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    bill: Bill | None = None  # what the engine spent on the request, once it is finished
+    warnings: list[str] = field(default_factory=list)  # parameters that were honoured in an unexpected way
+    error: ApiError | None = None  # why there are no outputs; only in results of `generate_iter` and `BatchError`
 
 
 @dataclass(slots=True)
@@ -79,15 +79,15 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class EmbeddingRequestOutput:
-    """What an embedding's prompt brought."""
+    """The result of a prompt for an embedding."""
 
-    request_id: str  # in a batch the prompt's number, from 0
+    request_id: str  # in a batch, the prompt's number, from 0
     outputs: EmbeddingOutput = field(default_factory=lambda: EmbeddingOutput([]))
     prompt_token_ids: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    bill: Bill | None = None  # what the engine spent on it
+    num_cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    bill: Bill | None = None  # what the engine spent on the request
     warnings: list[str] = field(default_factory=list)  # as in `RequestOutput`
-    error: ApiError | None = None  # why there is no vector; only in what `BatchError` gives
+    error: ApiError | None = None  # why there is no vector; only in the outputs of `BatchError`
     finished: bool = True
 
 
@@ -101,4 +101,4 @@ class BatchError(Exception):
             f"{len(failed)} of {len(outputs)} prompts failed, the first is prompt {first.request_id}: {first.error}; "
             "the other results are in `outputs` of this exception"
         )
-        self.outputs: list[Any] = [*outputs]  # as the method that raises it returns
+        self.outputs: list[Any] = [*outputs]  # as returned by the method that raises this error

@@ -1,4 +1,4 @@
-"""What prompts may be: texts, token ids, chats; one or many."""
+"""The forms of prompts: texts, token ids, chats; one or many."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class TextPrompt(TypedDict):
-    """A text, as vLLM has it."""
+    """A text, in vLLM's form."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict):
-    """Token ids, as vLLM has them."""
+    """Token ids, in vLLM's form."""
 
     prompt_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages, and what the chat template is told beside them."""
+    """Messages, and the other arguments of the chat template."""
 
     messages: Messages
     add_generation_prompt: bool = True
@@ -40,7 +40,7 @@ def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
     """One prompt, in one of three forms.
 
     Raises:
-        InvalidParameter: if it has another one.
+        InvalidParameter: if it has another form.
     """
     if isinstance(prompt, str | Chat):
         return prompt
@@ -53,7 +53,7 @@ def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
         return read_prompt(cast("Prompt", next(iter(prompt.values()))))
     if is_chat(prompt):
         return Chat(prompt)
-    token_ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # numpy's, torch's
+    token_ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # arrays of numpy, tensors of torch
     if not isinstance(token_ids, Sequence):
         raise InvalidParameter(f"a prompt is a text, token ids or a chat, got {type(prompt).__name__}", param="prompt")
     return list(token_ids)
@@ -65,7 +65,7 @@ def is_chat(prompt: object) -> TypeGuard[Messages]:
 
 
 def each_prompt(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
-    """The prompts of a batch, which may be one."""
+    """The prompts of a batch; a single prompt is a batch of one."""
     is_ids = isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
     if isinstance(prompts, str | Mapping | Chat) or is_ids or is_chat(prompts):
         return [cast("Prompt", prompts)]

@@ -1,9 +1,9 @@
-"""`penstock run-batch`: answer the requests of a file, with an engine that is started for it and ends with it.
+"""`penstock run-batch`: answer the requests of a file, with an engine that runs only for this file.
 
     in.jsonl ──▶ checked ──▶ engine ──▶ out.jsonl: a line as each request is answered; in the end in the input's order
 
-What is in the output already is not computed again: after a crash, or Ctrl-C, the same command goes on. Ids, and seeds
-of requests without one, follow from the input, so that it makes no difference how often it had to.
+Answers that are in the output already are not computed again: after a crash or Ctrl-C, the same command goes on. Ids,
+and the seeds of requests without one, follow from the input, so the result does not depend on interruptions.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from penstock.ipc import process
 GROUPS = ("model", "scheduler", "worker", "parallel", "log")
 MAX_LINE_BYTES = 64 << 20
 INTERRUPTED = 130
-_MOST = 8192  # requests under way
+_MOST = 8192  # requests in flight
 _ROOM_SECONDS = 0.005
 _TELL_SECONDS = 10.0
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code: 0 if every request has its answer, be it an error."""
+    """Run the command; return the exit code: 0 if every request has an answer, even if that is an error."""
     try:
         parser = _parser()
         options = parser.parse_args(without_foreign_flags(sys.argv[1:] if argv is None else list(argv)))
@@ -115,17 +115,17 @@ async def _answer(llm: AsyncLLM, source: Path, output: "_Output", num_lines: int
 
 
 class _Output:
-    """The output file. A line that is there as a whole is an answer; a torn last one is cut off."""
+    """The output file. A complete line is an answer; an incomplete last line is cut off."""
 
     def __init__(self, path: Path, batch_id: str) -> None:
         """
         Raises:
-            ConfigError: it has something else than answers to this input.
+            ConfigError: the file contains anything but answers to this input.
         """
         self._path = path
         self.batch_id = batch_id
         self.created = int(time.time())
-        self.numbers: dict[int, tuple[int, int]] = {}  # of lines with an answer: where that is
+        self.numbers: dict[int, tuple[int, int]] = {}  # number of an answered line -> where its answer is
         self.num_errors = 0
         self._file = open(path, "a+b")  # noqa: SIM115
         end = 0
@@ -167,7 +167,7 @@ class _Output:
         self.num_errors += is_error
 
     def sort(self) -> None:
-        """Bring the answers into the order of their requests."""
+        """Sort the answers by the order of their requests."""
         sorted_path = self._path.with_name(f".{self._path.name}.sorted")
         with self._path.open("rb") as file, sorted_path.open("wb") as target:
             for number in sorted(self.numbers):
@@ -177,7 +177,7 @@ class _Output:
         sorted_path.replace(self._path)
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Close the file; no more answers are added."""
         self._file.close()
 
 

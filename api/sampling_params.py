@@ -1,4 +1,4 @@
-"""How tokens are drawn, by the names that vLLM uses; checked as the server checks these fields of a request."""
+"""How tokens are sampled, with vLLM's names. Fields are checked as the server checks them in a request."""
 
 from enum import Enum
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
 
 
 class RequestOutputKind(Enum):
-    """What a stream tells each time: all so far, what is new, or everything once at the end."""
+    """What each output of a stream contains: everything so far, only what is new, or everything once at the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -22,7 +22,7 @@ class RequestOutputKind(Enum):
 
 
 class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is None is as the checkpoint's generation_config.json says, else neutral."""
+    """Fields that are None get the value in the checkpoint's generation_config.json, or else a neutral one."""
 
     n: int = 1
     temperature: float | None = None
@@ -33,7 +33,7 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
     seed: int | None = None
-    max_tokens: int | UnsetType | None = UNSET  # None: the rest of the context. Unset: 16, and the rest for chats
+    max_tokens: int | UnsetType | None = UNSET  # None: the rest of the context. Unset: 16; for chats the rest
     min_tokens: int = 0
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -43,18 +43,18 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
-    logprobs: int | None = None  # of so many best tokens, and of the one that was drawn
+    logprobs: int | None = None  # for this many best tokens, and for the sampled one
     prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None  # the last ones are kept; -1: as many as fit
-    speculative: bool | dict[str, int] | None = None  # False: no guesses. {"num_speculative_tokens": k}: k at most
+    truncate_prompt_tokens: int | None = None  # how many of the last ones are kept; -1: as many as fit
+    speculative: bool | dict[str, int] | None = None  # False: no guesses. {"num_speculative_tokens": k}: at most k
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE  # of streams
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE  # for streams
 
     def request(self, prompt: str | list[int] | None = None) -> CompletionRequest:
-        """The same as the server gets it, for a prompt.
+        """These parameters and a prompt as a request to the server.
 
         Raises:
-            InvalidParameter: if a field has another type. What is out of bounds is found later.
+            InvalidParameter: if a field has the wrong type. Values out of bounds are found later.
         """
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         del fields["output_kind"]

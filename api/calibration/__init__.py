@@ -1,1 +1,1 @@
-"""What this machine does in the time of a step, measured with the engine itself, for `penstock plan`."""
+"""Measures how long steps take on this machine, with the engine itself, for `penstock plan`."""

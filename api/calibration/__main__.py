@@ -1,7 +1,7 @@
-"""`python -m penstock.calibration`: measures for `penstock plan`, which itself has no torch.
+"""`python -m penstock.calibration`: measures for `penstock plan`, which does not load torch itself.
 
-One request a line as JSON on stdin (`Request`), one answer a line as JSON on stdout: what was asked for, or
-{"error": ...}. The process holds what it has loaded until its input ends.
+Each line on stdin is a request as JSON (`Request`). Each line on stdout is an answer as JSON: what was asked for, or
+{"error": ...}. The process keeps what it has loaded until its input ends.
 """
 
 import os
@@ -48,7 +48,7 @@ class Calibration:
         return ThisCpu()
 
     def answer(self, request: Request) -> object:
-        """What the request asks for."""
+        """The answer to a request."""
         match request:
             case Describe(machines, again):
                 if torch.cuda.is_available():
@@ -82,7 +82,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     quiet("auto")
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # nothing but answers goes there
+    os.dup2(2, 1)  # only answers may go to the original stdout
     calibration = Calibration()
     decoder = msgspec.json.Decoder(Request)
     for line in sys.stdin.buffer:

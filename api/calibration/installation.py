@@ -14,7 +14,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def inspect() -> Installation:
-    """Nothing is measured, and nothing is compiled."""
+    """Look at the installation; nothing is measured or compiled."""
     library = built_library()
     gpus: list[tuple[str, int]] = []
     cuda_error = ""

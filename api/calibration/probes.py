@@ -1,4 +1,4 @@
-"""Made-up models that tell what a step consists of: the engine runs them, and a fit finds what each part takes."""
+"""Synthetic models that show what a step's time consists of: the engine runs them, and a fit finds each part's cost."""
 
 import json
 import tempfile
@@ -19,7 +19,7 @@ _LONGEST = 1100
 
 
 class Shape(NamedTuple):
-    """Of a made-up model."""
+    """The shape of a synthetic model."""
 
     hidden: int
     inner: int
@@ -46,17 +46,17 @@ class Shape(NamedTuple):
         }
 
 
-# All but TINY are large enough for all threads to take part in each pass, as they do in models that people serve.
+# All models except TINY are large enough for all threads to take part in each pass, as in models that are served.
 TINY = Shape(128, 256, 1, 2, 2, 512)
-"""Next to nothing: a step as such."""
+"""Almost no work: shows the cost of a step as such."""
 DEEP = Shape(128, 256, 24, 2, 2, 512)
-"""Layers with little in them."""
+"""Many layers with little work in them."""
 WORDY = Shape(256, 512, 6, 16, 2, 16384)
 """Many logits, and queries that share keys."""
 CACHED = Shape(256, 1024, 5, 4, 2, 512)
-"""Five million weights, which any cache of a processor holds."""
+"""Five million weights, which fit in any processor's cache."""
 STREAMED = Shape(1024, 4096, 6, 16, 4, 512)
-"""91 million weights, which a usual one does not."""
+"""91 million weights, which do not fit in a usual processor's cache."""
 
 _RUNS: dict[Shape, Sequence[tuple[int, int, int]]] = {
     TINY: [(1, 16, 90), (4, 16, 60), (16, 16, 60), (1, 1024, 0), (8, 256, 0)],
@@ -70,14 +70,14 @@ _RUNS: dict[Shape, Sequence[tuple[int, int, int]]] = {
     ],
     STREAMED: [*((rows, 16, 12) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 12), (8, 128, 12)],
 }
-"""Shape -> runs: prompts, the length of each, tokens that follow. The smallest model comes first."""
+"""Shape -> runs: number of prompts, length of each, tokens that follow. The smallest model comes first."""
 _TRIES = 3
-"""Of all runs, one after the other: a machine that others share may be slow for longer than a run lasts."""
+"""Rounds of all runs, one after the other, because a shared machine may be slow for longer than a run lasts."""
 _PROMPTS = (*(knot for knot in KNOTS if knot > 32), 1024)
 
 
 class Probes:
-    """The made-up models, loaded. Measuring them takes a few seconds."""
+    """The synthetic models, loaded. Measuring them takes a few seconds."""
 
     def __init__(self, dtype: str, **options: Any) -> None:
         self._dtype = dtype
@@ -86,7 +86,7 @@ class Probes:
         self._options = options
 
     def load(self, shape: Shape) -> TimedEngine:
-        """Once for each shape."""
+        """Load a model once for each shape."""
         if shape not in self._engines:
             config = shape.config(self._dtype)
             decoder = parse_model_config(config)
@@ -102,15 +102,15 @@ class Probes:
                     num_pages=16 * _LONGEST // 16,
                     **self._options,
                 )
-            engine.run(2, 16, 2)  # what happens once
+            engine.run(2, 16, 2)  # do all one-time work
         return self._engines[shape]
 
     def measure(self, cache: float, bytes_per_weight: float) -> StepCosts:
-        """Run them all a few times; the quickest of each step counts.
+        """Run all models a few times; the shortest time of each step counts.
 
         Args:
-            cache: bytes of the last cache.
-            bytes_per_weight: as weights are stored.
+            cache: bytes of the last-level cache.
+            bytes_per_weight: of weights as they are stored.
         """
         prompts = [(1, length, 0) for length in _PROMPTS]
         runs = [(shape, run) for shape, its in _RUNS.items() for run in (*its, *prompts)]
@@ -125,17 +125,17 @@ class Probes:
         return StepCosts(seconds=tuple(fitted.tolist()), cache=cache, bytes_per_weight=bytes_per_weight)
 
     def pace(self, costs: StepCosts) -> Pace:
-        """What steps take now, beside these costs."""
+        """How long steps take now, compared to these costs."""
         return Pace(self._ratio(costs, CACHED, (1, 128, 0)), self._ratio(costs, STREAMED, (1, 16, 12)))
 
     def _ratio(self, costs: StepCosts, shape: Shape, run: tuple[int, int, int]) -> float:
-        """Of the last step of a run."""
+        """The ratio of measured time to expected cost, for the last step of a run."""
         step = self.load(shape).best(*run)[-1]
         return step.seconds / costs.of_step(self._decoders[shape], Counter(step.chunks))[0]
 
 
 def _tells(step: TimedStep) -> bool:
-    """Steps with a few tokens of prompts are mostly about new rows, and tell little else."""
+    """Whether a step is useful: one with few prompt tokens shows little but the cost of new rows."""
     return all(count == 1 or count >= KNOTS[-3] for _, count in step.chunks)
 
 

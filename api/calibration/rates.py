@@ -1,4 +1,4 @@
-"""How fast this machine reads memory and multiplies matrices, with nothing of a model around it."""
+"""How fast this machine reads memory and multiplies matrices, measured without a model."""
 
 import mmap
 import time
@@ -14,9 +14,9 @@ _TRIES = 5
 
 
 def read_rate(num_threads: int) -> float:
-    """Bytes per second of reading memory that no cache holds, on huge pages if there are any: the best of some tries.
+    """Bytes per second of reading uncached memory, on huge pages if there are any; the best of some tries.
 
-    With the CPU kernels' own loop if there are any: it asks for data early and beats torch's sum by a tenth.
+    It uses the CPU kernels' own loop if they are available: that prefetches, and is a tenth faster than torch's sum.
     """
     path = built_library()
     torch.set_num_threads(num_threads)
@@ -32,13 +32,13 @@ def read_rate(num_threads: int) -> float:
 def device_rates(
     device: torch.device, wait: Callable[[], None], num_bytes: int = 1 << 30, size: int = 8192
 ) -> tuple[float, float]:
-    """(bytes per second of memory, operations per second of bf16 products) of a device of torch's.
+    """(bytes per second of memory, operations per second of bf16 products) of a torch device.
 
     Args:
-        device: that is measured.
-        wait: until the device has done all that it was told.
-        num_bytes: to copy; each is read and written.
-        size: of the square matrices.
+        device: the device to measure.
+        wait: waits until the device has done all work.
+        num_bytes: how many to copy; each byte is read and written.
+        size: rows and columns of the square matrices.
     """
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -50,7 +50,7 @@ def device_rates(
             work()
             wait()
 
-        whole()  # what happens once
+        whole()  # do all one-time work
         return _best(whole)
 
     copied = timed(lambda: target.copy_(source))

@@ -1,4 +1,4 @@
-"""The description of this machine that plans are made with, kept for a day if little else ran meanwhile."""
+"""The description of this machine for plans. It is kept for a day, if little else ran while it was measured."""
 
 import hashlib
 import os
@@ -22,9 +22,9 @@ from penstock.kernels.native.build import built_library, cache_folder
 log = structlog.get_logger()
 
 KEPT_SECONDS = 24 * 3600.0
-"""Longer, and a machine that is shared may have become another."""
+"""After a longer time, a shared machine may have become faster or slower."""
 _QUIET = 0.5
-"""Load average of a core up to which a machine counts as left to the measurement."""
+"""Load average for each core up to which a machine counts as idle except for the measurement."""
 _FORMATS = {torch.bfloat16: "fp16", torch.float32: "fp32"}
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -32,7 +32,7 @@ _USUAL_CACHE = 32 << 20
 
 
 class ThisCpu:
-    """The CPU. Holds the made-up models that it is measured with."""
+    """This machine's CPU. It holds the synthetic models with which it is measured."""
 
     def __init__(self, num_threads: int = 0) -> None:
         self.num_threads = num_threads or num_cores()
@@ -43,17 +43,17 @@ class ThisCpu:
         self._steps: StepCosts | None = None
 
     def pace(self) -> Pace:
-        """How quick it is now, beside what was last measured; a tenth of a second."""
+        """How fast the CPU is now, compared to the last measurement; takes a tenth of a second."""
         if self._steps is None:
             self._steps = self._measure_steps()
         return self._probes.pace(self._steps)
 
     def measure(self) -> Machine:
-        """Takes a few seconds."""
+        """Measure the CPU; takes a few seconds."""
         rate = read_rate(self.num_threads)
         self._steps = steps = self._measure_steps()
         flops = describe(steps)["flops_per_second"]
-        # Without arithmetic in bf16, our own kernels widen stored bf16 weights as they go.
+        # Without bf16 arithmetic, the native kernels widen stored bf16 weights as they read them.
         weights = "fp16" if built_library() else _FORMATS[self._dtype]
         return Machine(
             name=_processor(self.num_threads),
@@ -74,7 +74,7 @@ class ThisCpu:
 
 
 def this_cpu(num_threads: int = 0, *, again: bool = False) -> Machine:
-    """As measured within the last day, or now, which is kept if little else runs here."""
+    """This CPU as measured within the last day, or else now; the result is kept if little else runs here."""
     path = cache_folder() / f"machine-{_fingerprint(num_threads or num_cores())}.json"
     if not again:
         try:
@@ -107,7 +107,7 @@ def this_gpu(known: dict[str, Machine]) -> Machine:
 
 
 def known_gpu(name: str, known: dict[str, Machine]) -> Machine | None:
-    """The machine that a driver's name for a GPU means; cards for PCIe are slower than their namesakes."""
+    """The machine for the driver's name of a GPU; None for PCIe cards, which are slower than their namesakes."""
     words = name.upper().replace("-", " ").split()
     if "PCIE" in words or "NVL" in words:
         return None
@@ -119,12 +119,12 @@ def known_gpu(name: str, known: dict[str, Machine]) -> Machine | None:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cache_bytes() -> float:
-    """Of the last cache of a core."""
+    """Bytes of a core's last-level cache."""
     found = 0
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -142,6 +142,6 @@ def _processor(num_threads: int) -> str:
 
 
 def _fingerprint(num_threads: int) -> str:
-    """Of all that the description depends on, as far as one can know."""
+    """A fingerprint of all known facts on which the description depends."""
     about = (VERSION, str(built_library()), _processor(num_threads), platform.node(), torch.__version__)
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]

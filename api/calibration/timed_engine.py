@@ -1,4 +1,4 @@
-"""The engine in this process, with the time that each of its steps takes."""
+"""The engine in this process, with the time of each of its steps."""
 
 import statistics
 import time
@@ -14,27 +14,27 @@ from penstock.options import config_of
 
 _MOST_TRIES, _TRY_SECONDS = 3, 0.1
 FIRST_ID = 5
-"""Prompts are of ids from here on: special tokens are before it in the vocabularies that this meets."""
+"""Prompts use ids from here on, because the special tokens of the vocabularies used here are below it."""
 
 
 class TimedStep(NamedTuple):
-    """A step, or several of the same sequences that took one token each: of these, the median."""
+    """A step, or the median of several steps in which the same sequences took one token each."""
 
-    chunks: list[tuple[int, int]]  # of each sequence: first position, number of positions
+    chunks: list[tuple[int, int]]  # for each sequence: first position, number of positions
     seconds: float
 
 
 class TimedEngine(InProcessEngine):
-    """No prefix cache, and no overlap of steps: each one's time is its own."""
+    """An engine without prefix cache and without overlapping steps, so each step can be timed by itself."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        # No bound of prompts' time beside decodes: which steps there are would depend on how long they take.
+        # The time of prompts beside decodes is not limited, because then the steps would depend on their own times.
         defaults = {"pipeline_depth": 0, "enable_prefix_caching": False, "max_prefill_ms": 0}
         super().__init__(config_of({"model": str(folder)} | defaults | options, {}))
         self._rng = np.random.default_rng(0)
 
     def best(self, batch: int, context: int, num_steps: int) -> list[TimedStep]:
-        """As `run`, and short runs again: whatever else the machine does makes steps longer, never shorter."""
+        """As `run`, but short runs are repeated and the best time counts: other load only makes steps longer."""
         began = time.perf_counter()
         tries = [self.run(batch, context, num_steps)]
         while len(tries) < _MOST_TRIES and time.perf_counter() - began < _TRY_SECONDS:
@@ -42,10 +42,10 @@ class TimedEngine(InProcessEngine):
         return quickest(tries)
 
     def run(self, batch: int, context: int, num_steps: int) -> list[TimedStep]:
-        """So many prompts of this length at once, and after them so many tokens for each.
+        """Run `batch` prompts of `context` tokens at once, and then decode `num_steps` tokens for each.
 
         Returns:
-            The steps with prompts, then the median of those that decode the whole batch, if there are any.
+            The steps with prompts, then the median of the steps that decode the whole batch, if there are any.
         """
         most = self.hello.vocab_size
         for prompt in self._rng.integers(min(FIRST_ID, most - 1), most, (batch, context)).tolist():
@@ -69,7 +69,7 @@ class TimedEngine(InProcessEngine):
 
 
 def quickest(tries: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
-    """Of each step of the same run, the try that took least."""
+    """For each step of a repeated run, the try that took the least time."""
     return [min(same, key=lambda step: step.seconds) for same in zip(*tries, strict=True)]
 
 

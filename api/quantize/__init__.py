@@ -1,1 +1,1 @@
-"""`penstock quantize`: a checkpoint of floats becomes one that is quantized."""
+"""`penstock quantize`: makes a quantized checkpoint from one with floats."""

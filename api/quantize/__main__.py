@@ -41,7 +41,7 @@ def _quantize(args: argparse.Namespace) -> int:
     body = Recipe(args.format, args.group_size, args.zero_points)
     if args.calibration is not None and args.format != "int4":
         raise ConfigError(f"--calibration has no effect with --format {args.format}, only with int4")
-    # torch is slow to import: what is wrong with the options or the files has been said by now.
+    # torch is slow to import, so errors in options and files have been reported before.
     from tqdm import tqdm
 
     from penstock.gpu_worker.formats.group_rounding import Correlation
@@ -52,7 +52,7 @@ def _quantize(args: argparse.Namespace) -> int:
     wanted = Wanted(body, None if args.head == "float" else HEAD, tuple(args.ignore))
     correlations: Mapping[str, Correlation] = {}
     if args.calibration is not None:
-        QuantizedCheckpoint(source, wanted)  # says what is wrong before the work
+        QuantizedCheckpoint(source, wanted)  # reports errors before the work begins
         correlations = measured_inputs(source, args.calibration, args.calibration_tokens)
     checkpoint = QuantizedCheckpoint(source, wanted, correlations)
     with tqdm(
@@ -68,10 +68,10 @@ def _quantize(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> HuggingFaceFolder:
-    """The checkpoint to read, which could be served.
+    """The checkpoint to read; it must be one that can be served.
 
     Raises:
-        ConfigError: it could not, or it is no folder of safetensors.
+        ConfigError: it cannot be served, or is not a folder of safetensors.
     """
     config = located(
         Config(model=ModelOptions(model=args.model)), before_download=lambda: setup_logging("penstock", "info", "auto")

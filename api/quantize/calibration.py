@@ -1,4 +1,4 @@
-"""What the inputs of each matrix are like while the float model reads a text."""
+"""Measures the inputs of each matrix while the float model reads a text."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,16 +30,16 @@ from penstock.kernels.activation import Activation
 from penstock.kernels.native.library import PackedLinear
 
 _BLOCK = 256
-"""Inputs whose correlations with each other are kept. Whole matrices of 1e4 inputs would take 400 MB each."""
+"""Inputs in a block whose correlations are kept. For 1e4 inputs, all correlations would take 400 MB a matrix."""
 _WINDOW = 512  # tokens that are read at once
 _PAGE_SIZE = 16
 _LEAST_TOKENS = 256
 
 
 def measured_inputs(checkpoint: Checkpoint, text: Path, num_tokens: int) -> Mapping[str, Correlation]:
-    """Read the beginning of a text file; the correlations by the model's names of its matrices.
+    """Read the beginning of a text file; returns the correlations by the model's names for its matrices.
 
-    The whole model is in memory meanwhile, in the checkpoint's dtype. Experts are not measured.
+    Meanwhile the whole model is in memory, in the checkpoint's dtype. Experts are not measured.
 
     Raises:
         ConfigError: the text cannot be read, or is too short.
@@ -59,7 +59,7 @@ def measured_inputs(checkpoint: Checkpoint, text: Path, num_tokens: int) -> Mapp
 
 
 class _Measured(NamedTuple):
-    """See `Linear`. Adds its inputs to the sums of its weights."""
+    """See `Linear`. Adds its inputs to its weights' sums."""
 
     linear: Linear
     sums: Tensor  # as in `Correlation`
@@ -105,7 +105,7 @@ def _windows(checkpoint: Checkpoint, text: Path, num_tokens: int) -> list[list[i
 
 
 def _forward(model: DecoderModel, ids: list[int], dtype: torch.dtype) -> None:
-    """A text alone, in pages that are next to each other."""
+    """Compute a text alone, in consecutive pages."""
     groups, length = page_groups(model.config, _PAGE_SIZE), len(ids)
     places: list[GroupInputs] = []
     first_page = 0

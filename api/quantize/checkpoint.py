@@ -1,4 +1,4 @@
-"""From a checkpoint of floats to a quantized one, one matrix after the other."""
+"""From a float checkpoint to a quantized one, matrix by matrix."""
 
 import json
 import os
@@ -35,32 +35,32 @@ from penstock.quantize.scheme import quantization_config
 _WEIGHT_FILES = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 _NOT_COPIED = (*_WEIGHT_FILES, "config.json", "README.md", ".*")
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Dtypes that scales have, too."""
+"""Dtypes that scales may have, too."""
 
 
 class Wanted(NamedTuple):
-    """What is asked for."""
+    """The requested quantization."""
 
     body: Recipe
-    head: Recipe | None  # None: it stays as it is
+    head: Recipe | None  # None: the head stays as it is
     ignored: tuple[str, ...] = ()  # modules, or patterns of their names ("*.down_proj")
 
 
 class QuantizedCheckpoint:
-    """A checkpoint as it will be written."""
+    """A quantized checkpoint that is to be written."""
 
     def __init__(
         self, source: HuggingFaceFolder, wanted: Wanted, correlations: Mapping[str, Correlation] | None = None
     ) -> None:
-        """Decide what becomes of each tensor; none is read yet.
+        """Decide what is done with each tensor; none is read yet.
 
         Args:
-            source: what is quantized.
-            wanted: how.
-            correlations: of the inputs of matrices, by the model's names for these, if they were measured.
+            source: the checkpoint to quantize.
+            wanted: how to quantize it.
+            correlations: of the inputs of matrices, by the model's names for the matrices, if they were measured.
 
         Raises:
-            ConfigError: nothing of it can be quantized.
+            ConfigError: no tensor of it can be quantized.
         """
         self._source, self._wanted = source, wanted
         self._correlations = correlations or {}
@@ -85,24 +85,24 @@ class QuantizedCheckpoint:
 
     @property
     def num_matrices(self) -> int:
-        """How many are quantized."""
+        """How many matrices are quantized."""
         return len(self._products)
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights that will be written."""
+        """Bytes of all weights that will be written."""
         return sum(job.num_bytes for job in self.jobs)
 
     @property
     def num_source_bytes(self) -> int:
-        """Of all weights that are there."""
+        """Bytes of all weights of the source."""
         return sum(tensor.num_bytes for tensor in self._source.tensors().values())
 
     def write(self, out: Path, done: Callable[[Job], None]) -> None:
-        """Write it; `out` is complete or does not exist.
+        """Write the checkpoint; afterwards `out` is complete or does not exist.
 
         Raises:
-            ConfigError: there is something at `out`, or not enough room.
+            ConfigError: `out` exists already, or there is not enough room.
             OSError: writing failed.
         """
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -123,7 +123,7 @@ class QuantizedCheckpoint:
             if out.exists():
                 out.rmdir()
             partial.rename(out)
-        except BaseException:  # an interrupt, too
+        except BaseException:  # also an interrupt
             shutil.rmtree(partial, ignore_errors=True)
             raise
 
@@ -142,11 +142,11 @@ class QuantizedCheckpoint:
 
     @property
     def _unties(self) -> bool:
-        """Whether the head gets a matrix of its own: as an embedding it stays what it is."""
+        """Whether a tied head gets a matrix of its own, because the embedding stays as it is."""
         return self._decoder.tied_embeddings and any(product.is_head for product in self._products.values())
 
     def _own_name(self, name: str) -> str:
-        """What the new checkpoint calls a weight."""
+        """A weight's name in the new checkpoint."""
         if self._decoder.tied_embeddings and name == f"{self._decoder.names.embedding}.weight":
             return f"{self._decoder.names.head}.weight"
         return self._tensors.own_names[name]
@@ -155,10 +155,10 @@ class QuantizedCheckpoint:
         return self._own_name(name).removesuffix(".weight")
 
     def _new_config(self) -> dict[str, Any]:
-        """config.json.
+        """The new config.json.
 
         Raises:
-            ConfigError: an architecture whose head cannot have a matrix of its own.
+            ConfigError: the architecture's head cannot have a matrix of its own.
         """
         wanted, names = self._wanted, self._decoder.names
         quantization = quantization_config(
@@ -177,7 +177,7 @@ class QuantizedCheckpoint:
         return any(product.is_head for product in self._products.values())
 
     def _ignored(self) -> list[str]:
-        """Modules with matrices that stay floats; that of embeddings is none to those who read the list."""
+        """Modules with matrices that stay floats. Readers of the list do not expect embeddings in it."""
         names = self._decoder.names
         taken = {self._own_module(name) for name in self._products}
         embeddings = {f"{its}.weight" for its in (names.embedding, names.positions, names.layer_table)}
@@ -192,7 +192,7 @@ class QuantizedCheckpoint:
         return [module for module in found if module not in taken]
 
     def _new_jobs(self) -> list[Job]:
-        """What is written, in the order of the source."""
+        """The jobs that make what is written, in the order of the source."""
         quantization = parse_model_config(self.config).quantization
         assert quantization is not None
         models = {own: name for name, own in self._tensors.own_names.items()}
@@ -212,7 +212,7 @@ class QuantizedCheckpoint:
         return jobs
 
     def _copy_files(self, folder: Path) -> None:
-        """Tokenizer, templates, sampling defaults, licences: all but weights, and what is said of these."""
+        """Copy tokenizer, templates, sampling defaults and licences: all but the weights and their descriptions."""
         for path in sorted(self._source.path.iterdir()):
             if path.is_file() and not any(fnmatch(path.name, kind) for kind in _NOT_COPIED):
                 shutil.copyfile(path, folder / path.name)
@@ -223,7 +223,7 @@ def _as_stored(tensor: StoredTensor) -> Sequence[memoryview]:
 
 
 def _job(name: str, tensor: StoredTensor, format: Matrix, recipe: Recipe, correlation: Correlation | None) -> Job:
-    """One matrix."""
+    """The job that makes one matrix."""
     dtype = tensor.dtype if tensor.dtype in _STORED else "F32"
     parts = format.parts(name, tensor.shape)
     entries = tuple(

@@ -1,7 +1,8 @@
-"""Writes safetensors files of tensors that are made one after the other: only one is in memory at a time.
+"""Writes safetensors files of tensors that are made one after the other, so only one is in memory at a time.
 
 A file is 8 bytes with the header's length, the header (JSON: dtype, shape and place of each tensor), and the data
-(https://github.com/huggingface/safetensors#format). The header comes first, so all of it is known before any tensor is.
+(https://github.com/huggingface/safetensors#format). The header comes first, so it must be known before any tensor is
+made.
 """
 
 import json
@@ -15,12 +16,12 @@ from penstock.core.checkpoint.folder import WEIGHT_INDEX
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 _BYTES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 MOST_BYTES = 5 << 30
-"""Of one file; a larger tensor has a file of its own."""
+"""Most bytes of one file; a larger tensor has a file of its own."""
 _ALIGNMENT = 8
 
 
 class Entry(NamedTuple):
-    """A tensor to be."""
+    """A tensor that will be written."""
 
     name: str
     dtype: str  # safetensors' name
@@ -28,7 +29,7 @@ class Entry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of its elements."""
+        """Bytes of its elements."""
         return math.prod(self.shape) * _BYTES[self.dtype]
 
 
@@ -37,11 +38,11 @@ class Job(NamedTuple):
 
     entries: tuple[Entry, ...]
     make: Callable[[], Sequence[memoryview]]
-    """Returns the bytes of each."""
+    """Makes the tensors; returns the bytes of each."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all entries."""
+        """Bytes of all entries."""
         return sum(entry.num_bytes for entry in self.entries)
 
 

@@ -1,8 +1,8 @@
-"""`penstock replay`: computes what a server recorded again, and compares.
+"""`penstock replay`: computes recorded requests of a server again, and compares the results.
 
 penstock replay run.jsonl --max-num-seqs 4      all requests, in other batches
-penstock replay run.jsonl --request ID          one, alone
-penstock replay run.jsonl --plans               the very same steps, in the worker alone
+penstock replay run.jsonl --request ID          one request alone
+penstock replay run.jsonl --plans               exactly the same steps, in a worker alone
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _replay(args: argparse.Namespace) -> int:
         if len(runs) > 1:
             _say(f"of {len(runs)} runs, the last one is replayed")
     config = _checked(replay_config(run, args))
-    # torch is slow to import: what is wrong with the file or the options has been said by now.
+    # torch is slow to import, so errors in the file and the options have been reported before.
     from penstock.in_process import InProcessEngine
     from penstock.options import quiet
     from penstock.replay.plans import PlanReplay
@@ -95,7 +95,7 @@ def _chosen(recording: Recording, wanted: str | None) -> list[Recorded]:
     """The requests to compute.
 
     Raises:
-        ConfigError: there is none of that id, or none that can be computed.
+        ConfigError: there is no request of that id, or none that can be computed.
     """
     requests = recording.requests()
     if wanted is not None:
@@ -110,9 +110,9 @@ def _chosen(recording: Recording, wanted: str | None) -> list[Recorded]:
 
 
 def _is_named(request_id: str, wanted: str) -> bool:
-    """Whether an id is meant: as recorded, or the part that the client has seen, as chatcmpl-... or alone.
+    """Whether `wanted` names an id: as recorded, or only the part that the client saw, with or without chatcmpl-.
 
-    On the wire an id is FRONTEND:NUMBER:ID, and ends with #NUMBER if it was sent again after a loss.
+    On the wire an id is FRONTEND:NUMBER:ID. It ends with #NUMBER if the request was sent again after a loss.
     """
     seen = request_id.split(":", 2)[-1].partition("#")[0]
     bare = wanted
@@ -122,10 +122,10 @@ def _is_named(request_id: str, wanted: str) -> bool:
 
 
 def _tell_system(run: Run, here: WorkerHello) -> None:
-    """Say what is not as it was.
+    """Print what differs from the recorded system.
 
     Raises:
-        ConfigError: it is another model altogether.
+        ConfigError: the model is a different one.
     """
     then = run.hello()
     if then.model_fingerprint != here.model_fingerprint:

@@ -1,4 +1,4 @@
-"""The options of a replay: those that the recording was made with, but for those that are given; and what it needs."""
+"""The options of a replay: those of the recording, overridden by given ones and by those that a replay needs."""
 
 from argparse import Namespace
 
@@ -14,26 +14,26 @@ _NEUTRAL = {
     "record_prompts": False,
     "profile": "",
     "spare_worker": False,
-    "disk_kv": "",  # it may be in use
-    "max_num_queued_seqs": 1 << 30,  # nothing is refused that was accepted before
+    "disk_kv": "",  # the folder may be in use
+    "max_num_queued_seqs": 1 << 30,  # so that no request is refused that was accepted before
     "max_num_queued_tokens": 1 << 40,
     "queue_patience": 0.0,
     "queue_timeout": 0.0,
 }
-"""Options that a replay does not take over."""
+"""Options of the recording that a replay does not use."""
 
 
 def replay_config(run: Run, given: Namespace) -> Config:
-    """The run's options, but for those that are `given`.
+    """The run's options, overridden by those that are `given`.
 
     Raises:
-        ConfigError: an option cannot work; or nothing was computed in the run.
+        ConfigError: an option cannot work, or the run has computed nothing.
     """
     names = {flag.field for flag in flags(GROUPS)}
     recorded = {name: value for group in run.header.options.values() for name, value in group.items() if name in names}
     hello = run.hello()
     sizes = {"num_pages": hello.num_pages}
-    if "model" not in given:  # another model may have another limit
+    if "model" not in given:  # a different model may have a different limit
         sizes["max_model_len"] = hello.max_model_len
     neutral = {name: value for name, value in _NEUTRAL.items() if name in names}
     asked = {name: value for name, value in vars(given).items() if name in names}

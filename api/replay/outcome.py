@@ -1,4 +1,4 @@
-"""What became of a sequence that was computed again."""
+"""The outcome of computing a sequence again."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,10 +14,10 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     id: str
     seq: int
     verdict: Verdict
-    num_tokens: int = 0  # compared
+    num_tokens: int = 0  # how many were compared
     position: int = -1  # of the first token that differs
-    expected: int | None = None  # there; None: the recorded output ends before
-    got: int | None = None  # there; None: the output ends before
+    expected: int | None = None  # the recorded token there; None: the recorded output ends before
+    got: int | None = None  # the new token there; None: the new output ends before
     why: str = ""
 
     @property
@@ -44,7 +44,7 @@ class StepOutcome(Struct, frozen=True, omit_defaults=True):
 
     step: int
     num_tokens: int
-    name: Name | None = None  # the first sequence whose token differs; None: all are equal
+    name: Name | None = None  # the first sequence with a different token; None: all are equal
     expected: int | None = None
     got: int | None = None
 
@@ -58,7 +58,7 @@ class StepOutcome(Struct, frozen=True, omit_defaults=True):
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int:
-    """The first position at which they differ, the end of the shorter one included; -1: they are equal."""
+    """The first position at which they differ, which may be the end of the shorter one; -1 if they are equal."""
     for position, (was, now) in enumerate(zip(expected, got, strict=False)):
         if was != now:
             return position

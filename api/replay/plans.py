@@ -1,8 +1,8 @@
 """Computes recorded plans again: the same batches with the same pages, step by step.
 
-The worker alone runs, as it did: each plan is launched where it was sent, and its result is compared where it came. A
-sequence that enters a row has the tokens that were recorded, so a difference is that step's own, or comes from the
-pages and tokens that an earlier step left.
+Only the worker runs, in the recorded order of events: each plan is launched where it was sent, and its result is
+compared where it arrived. A sequence that enters a row has its recorded tokens. So a difference comes from that step
+itself, or from pages and tokens that an earlier step left.
 """
 
 from collections import deque
@@ -20,10 +20,10 @@ from penstock.replay.outcome import Name, StepOutcome, first_difference
 
 
 class PlanReplay:
-    """One run on a worker of the recorded sizes, which is used by nobody else."""
+    """Replays one run on a worker with the recorded sizes, which must not be used otherwise."""
 
     def __init__(self, runner: ModelRunner, run: Run) -> None:
-        """`check_plans` finds nothing against it."""
+        """`check_plans` must accept the run."""
         self._runner = runner
         self._run = run
         self._results = {event.step: event for event in run.events if isinstance(event, Result)}
@@ -41,7 +41,7 @@ class PlanReplay:
                     self._rows.clear()
                     self._grammars.clear()
                     self._runner.clear_rows()
-                case Plan() if plan is not None and event.step in self._results:  # else its worker has died
+                case Plan() if plan is not None and event.step in self._results:  # else the worker died
                     self._launch(event, plan)
                 case Result() if self._pending and self._pending[0][0].step_id == event.step:
                     yield self._compare(event)
@@ -56,7 +56,7 @@ class PlanReplay:
         name = new.id, new.seq
         recorded = self._run.requests[new.id]
         tokens = self._known.setdefault(name, recorded.known_at_first(new.seq))
-        del tokens[new.num_tokens :]  # drawn for a place that it had lost by then
+        del tokens[new.num_tokens :]  # these were drawn for a row that the sequence had lost by then
         self._rows[new.row] = name
         sampling = recorded.sampling()
         if new.grammar_id and new.grammar_id not in self._grammars:

@@ -1,4 +1,4 @@
-"""Computes recorded requests again, in whatever batches the options lead to, and compares their outputs."""
+"""Computes recorded requests again, in batches that depend on the options, and compares their outputs."""
 
 import time
 from collections import deque
@@ -17,9 +17,9 @@ from penstock.replay.outcome import Outcome, first_difference
 
 _ENDED = ("stop", "length")
 _TARGETS = {"ttft", "tpot"}
-"""Fields of requests that count from when they came."""
+"""Fields of requests that count from the time of arrival."""
 _MAX_WAITING_SEQS = 4096
-"""How many sequences are queued at most when times do not matter: enough for every policy to choose from."""
+"""The most sequences that are queued if times do not matter: enough for every policy to choose from."""
 
 
 @dataclass(slots=True)
@@ -33,12 +33,13 @@ class _Running:
 def replay_requests(
     engine: InProcessEngine, requests: Iterable[Recorded], *, at_recorded_times: bool = False
 ) -> Iterator[Outcome]:
-    """Run them again in their order; yield each sequence's outcome as soon as its request has ended.
+    """Run requests again in their order; yield each sequence's outcome as soon as its request has ended.
 
     Args:
-        engine: idle.
+        engine: must be idle.
         requests: with their tokens.
-        at_recorded_times: each comes as long after the first one as it did; otherwise as soon as there is room.
+        at_recorded_times: send each request as long after the first one as it was recorded; otherwise as soon as there
+            is room.
     """
     waiting: deque[tuple[float, AddRequest, _Running]] = deque()
     for recorded in requests:
@@ -86,7 +87,7 @@ def _made_again(recorded: Recorded, *, keeps_times: bool) -> tuple[AddRequest, _
         return Outcome(arrival.id, -1, "skipped", why="its prompt is not recorded")
     try:
         sampling = recorded.sampling()
-        if not ended:  # nobody knows what would have come later
+        if not ended:  # its later tokens are unknown
             sampling = replace(sampling, max_tokens=max(end.num_tokens for end in cut.values()))
         message = read_back(
             arrival.more if keeps_times else {name: arrival.more[name] for name in arrival.more.keys() - _TARGETS},
@@ -107,7 +108,7 @@ def _made_again(recorded: Recorded, *, keeps_times: bool) -> tuple[AddRequest, _
 
 
 def _take(running: dict[str, _Running], delta: SequenceDelta) -> _Running | None:
-    """Note what has come; the request if that was its end."""
+    """Note a sequence's new tokens; return the request if it has ended."""
     one = running[delta.request_id]
     one.outputs.setdefault(delta.sequence_idx, []).extend(delta.token_ids)
     if delta.finish_reason is None:

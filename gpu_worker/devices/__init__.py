@@ -1,1 +1,1 @@
-"""Hardware: where tensors live, how arrays get there and results come back."""
+"""Hardware: where tensors live, how arrays get there, and how results come back."""

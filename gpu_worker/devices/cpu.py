@@ -17,10 +17,10 @@ from penstock.gpu_worker.devices.device import Array, Download, Graphs, Int32Arr
 from penstock.kernels.native.library import Library
 
 _SMALL_MODEL_BYTES = 64 << 20
-"""Below this, a step of torch's kernels is as fast on one thread as on two, which leaves a core to other processes."""
+"""Below this, torch's kernels are as fast on one thread as on two, and one thread leaves a core to other processes."""
 
 _FEW_RUNS = 12
-"""One after the other takes less time than an index of all their cells."""
+"""Up to this number, copying runs one by one takes less time than indexing all their cells."""
 
 
 def num_cores() -> int:
@@ -64,7 +64,7 @@ class CpuDevice:
     frees_memory_late = False
 
     def __init__(self, num_threads: int = 0, library: Library | None = None) -> None:
-        """`num_threads` is for torch's kernels: 0 for one per core. A library has its own."""
+        """`num_threads` is for torch's kernels, with 0 for one per core. A library has its own number of threads."""
         self._may_use_fewer = library is not None or not num_threads
         self.library = library
         torch.set_num_threads(num_threads or num_cores())
@@ -78,7 +78,7 @@ class CpuDevice:
             torch.set_num_threads(1)
 
     def give_back(self) -> None:
-        # glibc keeps freed tensors of up to 32 MiB: of a model of a gigabyte, a tenth as much again.
+        # glibc keeps freed tensors of up to 32 MiB; for a model of a gigabyte, that is a tenth as much again.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
@@ -93,7 +93,7 @@ class CpuDevice:
         self, table: Tensor, rows: Int32Array, starts: Int32Array, counts: Int32Array, values: Int32Array
     ) -> None:
         if rows.shape[0] > _FEW_RUNS:
-            # Of each value in the flat table: its run's first cell, plus its place among the values of the run.
+            # The cell of each value in the flat table: its run's first cell, plus its place within the run.
             first = rows.astype(np.int64) * table.shape[1] + starts - (counts.cumsum() - counts)
             table.view(-1).numpy()[first.repeat(counts) + np.arange(values.shape[0])] = values
             return
@@ -126,17 +126,17 @@ class CpuDevice:
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the system's zero pages: memory is allocated at its first use, and start-up does not wait for it."""
+    """Return zeroed memory that the system allocates on first use, so that start-up does not wait for it."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, str]:
-    """Return zeroed memory that other processes of this user can map, and what they open it by.
+    """Return zeroed memory that other processes of this user can map, and the name by which they open it.
 
-    As with the system's zero pages, memory is allocated at its first use.
+    As in `host_zeros`, memory is allocated on first use.
 
     Raises:
-        OSError: if there is not enough.
+        OSError: if there is not enough memory.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     title = f"penstock-{secrets.token_hex(8)}"
@@ -148,7 +148,7 @@ def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, st
 
 
 def free_host_memory() -> int:
-    """The system's available memory, or what the process group's limit leaves if that is less."""
+    """The system's available memory, or the rest of the control group's limit if that is less."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

@@ -83,7 +83,7 @@ class CudaDevice:
         pass
 
     def give_back(self) -> None:
-        pass  # measuring what is free does it
+        pass  # measuring the free memory does so already
 
     def measure(self, step: Callable[[], None]) -> MemoryUse | None:
         torch.cuda.synchronize()
@@ -101,7 +101,7 @@ class CudaDevice:
         return _pinned(array).to(self.torch_device, non_blocking=True)
 
     def upload_into(self, array: Array, target: Tensor) -> None:
-        # The allocator of pinned memory keeps the copy's source until the copy is done.
+        # The pinned memory allocator keeps the copy's source until the copy is done.
         target.copy_(_pinned(array), non_blocking=True)
 
     def capture(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
@@ -119,7 +119,7 @@ class CudaDevice:
     ) -> None:
         from penstock.kernels.triton.row_updates import write_runs_triton
 
-        # One upload: all are neighbours in one buffer.
+        # One upload, because all arrays are adjacent in one buffer.
         packed, n = self.upload(np.concatenate((rows, starts, counts, values))), rows.shape[0]
         write_runs_triton(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
 
@@ -143,7 +143,7 @@ class CudaDevice:
 
     def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = host_zeros(shape, dtype)
-        # torch's own pinned memory comes in powers of two: up to half of it would be wasted.
+        # torch rounds pinned memory up to powers of two, which would waste up to half of it.
         error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         if int(error):
             raise RuntimeError(f"the CUDA driver does not pin {memory.nbytes / 2**30:.2f} GiB (error {int(error)})")

@@ -1,4 +1,4 @@
-"""The only interface to the hardware: where tensors live, how arrays get there and how results come back."""
+"""The only interface to the hardware: where tensors live, how arrays get there, and how results come back."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
@@ -30,13 +30,13 @@ class Mark(Protocol):
     """A point in the device's work, for measuring time."""
 
     def us_since(self, earlier: "Mark") -> int:
-        """Microseconds of device time from `earlier` to this mark; both must have been passed."""
+        """Microseconds of device time from `earlier` to this mark. The device must have passed both."""
 
     def is_passed(self) -> bool:
-        """Whether the device has got this far."""
+        """Whether the device has passed this mark."""
 
     def wait(self) -> None:
-        """Block until it has."""
+        """Block until the device has passed this mark."""
 
 
 class Graphs(Protocol):
@@ -54,7 +54,7 @@ class Graphs(Protocol):
 
 
 class Lane(Protocol):
-    """Work of a device that is done in order, beside that of other lanes."""
+    """A queue of device work that runs in order, beside other lanes."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Launch work in this lane."""
@@ -63,15 +63,15 @@ class Lane(Protocol):
         """Mark the end of what was launched in this lane so far."""
 
     def wait(self, mark: Mark) -> None:
-        """Let what is launched here from now on wait until this mark, of any lane, is passed. The host goes on."""
+        """Make later launches in this lane wait until `mark`, of any lane, is passed. The host does not wait."""
 
 
 class MemoryUse(NamedTuple):
     """How a device's memory was used, in bytes."""
 
     total: int
-    in_use: int  # by everything, before a step
-    peak: int  # additional, at the step's peak
+    in_use: int  # by everything, before the step
+    peak: int  # additionally, at the step's peak
 
 
 class Device(Protocol):
@@ -95,9 +95,9 @@ class Device(Protocol):
 
     @property
     def compiles_launches(self) -> bool:
-        """Whether a launch may first have to compile a kernel for its kinds of arguments.
+        """Whether a launch may have to compile a kernel for its kinds of arguments first.
 
-        If so, tables keep their widths, and all kinds are compiled before the first request.
+        If so, tables keep their widths, and all variants are compiled before the first request.
         """
 
     @property
@@ -108,7 +108,7 @@ class Device(Protocol):
         """Called with the bytes of weights that one step of the model reads."""
 
     def give_back(self) -> None:
-        """Called when the weights are there: return to the system what loading them took and no longer needs."""
+        """Called when the weights are loaded: return memory to the system that only loading needed."""
 
     def measure(self, step: Callable[[], None]) -> MemoryUse | None:
         """Run a step to measure its memory. None, without running it, if the device has no memory of its own."""
@@ -136,10 +136,10 @@ class Device(Protocol):
         """Start copying an int32 tensor to the host."""
 
     def lanes(self) -> tuple[Lane, Lane] | None:
-        """Return the lane of steps, and one for copies beside them; None if all is done at once and in place."""
+        """Return the lane of steps, and one for copies beside them; None if all work is done at once and in place."""
 
     def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory of the host, which a device with lanes reads and writes by itself.
+        """Return memory of the host that a device with lanes can read and write by itself.
 
         Raises:
             RuntimeError, MemoryError: there is not enough.

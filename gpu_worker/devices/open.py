@@ -1,4 +1,4 @@
-"""From options to a device, and to the dtype that suits it."""
+"""From options to a device, and to a dtype that suits it."""
 
 import os
 from collections.abc import Collection
@@ -18,13 +18,13 @@ log = structlog.get_logger()
 
 
 def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch", cores: Collection[int] = ()) -> Device:
-    """The device of an option's value.
+    """The device that an option names.
 
     Args:
-        wanted: `--device`; or `auto:N`, the Nth GPU if there are any.
+        wanted: the value of `--device`; or `auto:N`, the Nth GPU if there are any.
         num_threads: for a CPU; 0 for one per core.
         kernels: for a CPU, the value of `--cpu-kernels`.
-        cores: of a CPU, to which this thread and those that it starts from now on keep; empty: any.
+        cores: CPU cores to which this thread and its future child threads are pinned; empty: any.
 
     Raises:
         ConfigError: if there is no such device, or its kernels cannot be compiled.
@@ -75,14 +75,14 @@ def choose_dtype(
 ) -> torch.dtype:
     """The dtype of weights, activations and KV.
 
-    `auto` is the checkpoint's dtype on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint if the
-    processor computes in it, else float32; float16 is slow there. For quantized weights it is bfloat16 on any CPU with
-    native kernels: these then multiply integers, which is fast everywhere, and float32 asks for exact inputs.
+    On a GPU, `auto` is the checkpoint's dtype. On a CPU it is bfloat16 for a half-precision checkpoint if the processor
+    computes in bfloat16, else float32; float16 is slow there. For quantized weights it is bfloat16 on any CPU with
+    native kernels: then these multiply integers, which is fast everywhere, while float32 would mean exact inputs.
 
     Args:
         wanted: the option.
         checkpoint: the checkpoint's own dtype.
-        device: where it runs.
+        device: where the model runs.
         cpu_flags: the processor's feature words; read from /proc/cpuinfo if None.
         is_quantized: whether native kernels multiply quantized weights.
 

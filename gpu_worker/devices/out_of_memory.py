@@ -13,7 +13,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the device or the host ran out of memory."""
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        # From the CPU's allocator, from pinned memory, or from a library that allocates device memory itself.
+        # Raised by the CPU's allocator, for pinned memory, or by a library that allocates device memory itself.
         or (isinstance(error, RuntimeError) and any(words in str(error) for words in _OTHER_WORDS))
     )
 

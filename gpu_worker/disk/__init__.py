@@ -1,1 +1,1 @@
-"""Pages of KV in files, which survive the process."""
+"""KV pages in files, which survive the process."""

@@ -3,9 +3,9 @@
     StoreKV ──▶ writer ──▶ KVStored         one page at a time, at a low priority
     LoadKV  ──▶ reader ──▶ KVLoaded         several at a time
 
-The threads touch host pages only to copy one to or from memory of their own, under a lock. So when the scheduler starts
-afresh and gives the pages to others, nothing that was begun before can still write to them, or read what is no longer
-there.
+The threads touch a host page only to copy it to or from memory of their own, under a lock. When the scheduler starts
+afresh, it gives the pages to other sequences. Then work that was begun before can no longer write to these pages, or
+read their new content.
 """
 
 import os
@@ -42,13 +42,13 @@ class HostPages(Protocol):
     num_pages: int
 
     def mark(self) -> Mark:
-        """Mark the end of the copies that were launched so far, from host pages and to them."""
+        """Mark the end of all copies from and to host pages that were launched so far."""
 
     def read_page(self, page: int, into: memoryview) -> None:
         """Copy a page's bytes."""
 
     def write_page(self, page: int, data: memoryview) -> None:
-        """The other way round."""
+        """Overwrite a page with these bytes."""
 
 
 class _Move(NamedTuple):
@@ -63,24 +63,24 @@ class _Job:
         self.epoch = epoch
         self.move_id = message.move_id
         self.moves = moves
-        self.copied = copied  # before that, nobody may touch the pages
+        self.copied = copied  # the pages may not be touched before this mark is passed
         self.is_load = isinstance(message, LoadKV)
         self.began = 0.0
 
 
 class DiskMover:
-    """All methods but those of the threads run in the worker's main thread; none of them waits for the disk."""
+    """All methods except those of the threads run in the worker's main thread, and none of them waits for the disk."""
 
     def __init__(self, store: DiskStore, host: HostPages) -> None:
         self._store = store
         self._host = host
-        self._lock = threading.Lock()  # over the epoch, and each copy to or from a host page
+        self._lock = threading.Lock()  # guards the epoch, and each copy to or from a host page
         self._epoch = 0
         self._loads: deque[_Job] = deque()
-        self._writes: deque[_Job | DropStoredKV | None] = deque()  # None: tell what is there
+        self._writes: deque[_Job | DropStoredKV | None] = deque()  # None: list what the disk holds
         self._news = threading.Condition()
         self._done: deque[tuple[int, Answer]] = deque()
-        self._num_due = 0  # answers that will come
+        self._num_due = 0  # answers that are still to come
         self._local = threading.local()
         self._before_write = faults.point("worker.disk")
         num_readers = max(1, min(_MAX_READERS, len(os.sched_getaffinity(0))))
@@ -95,7 +95,7 @@ class DiskMover:
 
     @property
     def num_places(self) -> int:
-        """Places for pages."""
+        """How many pages fit on the disk."""
         return self._store.num_pages
 
     @property
@@ -104,7 +104,7 @@ class DiskMover:
         return self._num_due > 0
 
     def begin(self) -> None:
-        """The scheduler starts afresh: no host page is touched any more for what it ordered before. It is then told
+        """The scheduler starts afresh. Host pages are not touched any more for its earlier orders. An answer will list
         what the disk holds."""
         with self._news:
             with self._lock:
@@ -116,7 +116,7 @@ class DiskMover:
             self._news.notify_all()
 
     def close(self) -> None:
-        """Let others use the folder. Waits for what is being written or read, not for what was only ordered."""
+        """Release the folder. Waits for reads and writes in progress, but not for those that were only ordered."""
         with self._news:
             self._is_closed = True
             self._news.notify_all()
@@ -147,7 +147,7 @@ class DiskMover:
         return answers
 
     def _moves_of(self, message: StoreKV | LoadKV) -> list[_Move]:
-        """The pages of a message; none if it is not sound."""
+        """The pages of a message; none if the message is invalid."""
         places, pages = unpack_int32(message.places), unpack_int32(message.host_pages)
         keys = [message.keys[i : i + KEY_BYTES] for i in range(0, len(message.keys), KEY_BYTES)]
         if not len(places) == len(pages) == len(keys) or len(message.keys) % KEY_BYTES:
@@ -161,7 +161,7 @@ class DiskMover:
 
     @property
     def _page(self) -> memoryview:
-        """Room for a page, of this thread's own."""
+        """This thread's own buffer for a page."""
         if not hasattr(self._local, "page"):
             self._local.page = memoryview(bytearray(self._store.page_bytes))
         page: memoryview = self._local.page
@@ -180,7 +180,7 @@ class DiskMover:
             self._answer(job, list(self._readers.map(partial(self._read_page, job), job.moves)))
 
     def _read_page(self, job: _Job, move: _Move) -> str:
-        """Fill a host page; return what is wrong."""
+        """Fill a host page; return what went wrong, or an empty string."""
         page = self._page
         try:
             self._store.read(move.place, move.key, page, move.stamp)
@@ -213,7 +213,7 @@ class DiskMover:
                     self._answer(job, [self._write_page(job, move) for move in job.moves])
 
     def _write_page(self, job: _Job, move: _Move) -> str:
-        """Write a host page; return what is wrong."""
+        """Write a host page; return what went wrong, or an empty string."""
         page = self._page
         with self._lock:
             if job.epoch != self._epoch:
@@ -227,7 +227,7 @@ class DiskMover:
         return ""
 
     def _answer(self, job: _Job, errors: Sequence[str]) -> None:
-        """`errors`: what is wrong with each page; empty for nothing."""
+        """`errors`: what went wrong for each page; an empty string if nothing did."""
         num_us = int((time.monotonic() - job.began) * 1e6)
         error = next(filter(None, errors), "")[:200]
         kind = KVLoaded if job.is_load else KVStored

@@ -1,13 +1,14 @@
 """One file of the disk tier: a header, a table of entries, and as many pages.
 
-    0       header: magic, version, page bytes, pages, identity of what computed them, digest of all this
+    0       header: magic, version, page bytes, pages, identity of what computed them, digest of the header
     128     entry 0: key, digest, stamp | entry 1 | ...            40 bytes each
     4096*k  page 0 | page 1 | ...                                  the file ends after the last page ever written
 
-Whatever happens to the file, a page is either found as it was written or not at all: its digest is taken of its bytes
-and keyed with its key, so a flipped bit, a page that was cut off and an entry that belongs to other bytes all give a
-digest that differs. That is also why nothing is synced: after a power cut, an entry may be there without its page.
-Before a page is overwritten its entry is cleared, so a process that is killed meanwhile leaves an empty place.
+Whatever happens to the file, a page is either found as it was written or not at all. Its digest is computed from its
+bytes and keyed with its key. So a flipped bit, a truncated page, and an entry that belongs to other bytes all give a
+different digest. For the same reason nothing is synced: after a power cut, an entry may exist without its page, and
+the digest shows it. Before a page is overwritten its entry is cleared, so a process that is killed meanwhile leaves an
+empty place.
 """
 
 import os
@@ -25,14 +26,14 @@ NO_KEY = bytes(KEY_BYTES)
 
 _MAGIC = b"PENSTKV\n"
 _HEADER = Struct("<8sIIQ32s")
-_HEADER_BYTES = 128  # with the digest, and room
+_HEADER_BYTES = 128  # with the digest and padding
 _ENTRY = Struct("<16s16sQ")
 _BLOCK = 4096
 _MAX_STAMP = 1 << 62  # anything above comes from a damaged file
 
 
 class DamagedError(Exception):
-    """What is in the file is not what was written there."""
+    """The file does not contain what was written there."""
 
 
 class NewerFormatError(Exception):
@@ -40,9 +41,9 @@ class NewerFormatError(Exception):
 
 
 class Shape(NamedTuple):
-    """What all files of a folder have in common."""
+    """The properties that all files of a folder share."""
 
-    identity: bytes  # [32]: of model, layout and kernels
+    identity: bytes  # [32]: identifies model, layout and kernels
     page_bytes: int
     capacity: int  # pages
 
@@ -53,7 +54,7 @@ class Shape(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of a full file."""
+        """Bytes of a full file."""
         return self.data_offset + self.capacity * self.page_bytes
 
     def header(self) -> bytes:
@@ -67,11 +68,11 @@ class Entry(NamedTuple):
 
     key: bytes  # [16]
     digest: bytes  # [16]
-    stamp: int  # larger: used later
+    stamp: int  # larger for later use
 
 
 class Segment:
-    """The file need not exist: then all places are empty, and the first page written makes it."""
+    """The file need not exist. Then all places are empty, and the first write creates it."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path = path
@@ -80,12 +81,12 @@ class Segment:
         self._exists = False
 
     def read_table(self) -> None:
-        """Learn from the file what it holds. Entries of pages beyond its end are left out.
+        """Read the table of entries from the file. Entries of pages beyond its end are left out.
 
         Raises:
             DamagedError: the header is not that of such a file.
-            NewerFormatError: it is one of a later version.
-            OSError: it cannot be read.
+            NewerFormatError: a later version wrote the file.
+            OSError: the file cannot be read.
         """
         header = self._shape.header()
         wanted = len(header) + len(self._table)
@@ -103,15 +104,15 @@ class Segment:
             self._table[index * _ENTRY.size : (index + 1) * _ENTRY.size] = bytes(_ENTRY.size)
 
     def entry(self, index: int) -> Entry:
-        """Return what is known of a place."""
+        """Return the entry of a place."""
         key, digest, stamp = _ENTRY.unpack_from(self._table, index * _ENTRY.size)
         return Entry(key, digest, stamp if stamp < _MAX_STAMP else 0)
 
     def write(self, index: int, key: bytes, page: memoryview, stamp: int) -> None:
-        """Put a page at a place, whatever was there.
+        """Write a page to a place, whatever the place holds.
 
         Raises:
-            OSError: the disk is full or fails. The place is empty then, and all others are as they were.
+            OSError: the disk is full or fails. Then the place is empty, and all others are unchanged.
         """
         entry = _ENTRY.pack(key, _digest(key, page), stamp)
         with self._opened(os.O_RDWR, may_create=True) as file:
@@ -121,11 +122,11 @@ class Segment:
             self._put_entry(file, index, entry)
 
     def read(self, index: int, key: bytes, page: memoryview, stamp: int) -> None:
-        """Fill `page` from a place that holds `key`, and note the use.
+        """Fill `page` from a place that holds `key`, and record the use.
 
         Raises:
-            DamagedError: its bytes are not those that were written under this key; the place is empty then.
-            OSError: it cannot be read.
+            DamagedError: the bytes are not those that were written under this key. Then the place is empty.
+            OSError: the place cannot be read.
         """
         found = self.entry(index)
         if found.key != key:
@@ -141,7 +142,7 @@ class Segment:
         """Empty a place.
 
         Raises:
-            OSError: the file cannot be written. The place counts as empty nevertheless.
+            OSError: the file cannot be written. The place counts as empty all the same.
         """
         if self.entry(index).key == NO_KEY:
             return
@@ -149,15 +150,15 @@ class Segment:
             self._put_entry(file, index, bytes(_ENTRY.size))
 
     def remove(self) -> None:
-        """Empty all places, and give up their room on the disk."""
+        """Empty all places, and free their disk space."""
         self._table[:] = bytes(len(self._table))
         if self._exists:
             self._exists = False
-            with suppress(OSError):  # what is left there is read again at the next start, as any other page
+            with suppress(OSError):  # if the file stays, its pages are read again at the next start, like any others
                 self.path.unlink()
 
     def cut(self, num_pages: int) -> None:
-        """Give up the places from `num_pages` on, and their room on the disk.
+        """Drop the places from `num_pages` on, and free their disk space.
 
         Raises:
             OSError: the file cannot be changed.
@@ -174,7 +175,7 @@ class Segment:
 
     def _put_entry(self, file: int, index: int, entry: bytes) -> None:
         start = index * _ENTRY.size
-        self._table[start : start + _ENTRY.size] = bytes(_ENTRY.size)  # if the write fails, nothing is there
+        self._table[start : start + _ENTRY.size] = bytes(_ENTRY.size)  # in case the write fails
         _write_all(file, memoryview(entry), _HEADER_BYTES + start)
         self._table[start : start + _ENTRY.size] = entry
 
@@ -184,7 +185,7 @@ class Segment:
         try:
             file = os.open(self.path, flags)
         except FileNotFoundError:
-            self._table[:] = bytes(len(self._table))  # somebody has removed it, or it never was
+            self._table[:] = bytes(len(self._table))  # the file was removed, or never existed
             if not may_create:
                 raise
             file = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
@@ -209,7 +210,7 @@ def _write_all(file: int, data: memoryview, offset: int) -> None:
 
 
 def _read_all(file: int, data: memoryview, offset: int) -> bool:
-    """Fill `data`; False at the end of the file."""
+    """Fill `data`; returns False if the file ends before."""
     while data:
         count = os.preadv(file, [data], offset)
         if not count:

@@ -1,12 +1,12 @@
 """The folder of the disk tier: numbered places for pages, in files of many places each.
 
     DIR/3f0c...d1/                      one folder for each identity: model, weights, layout, dtype, kernels
-        about.json                      what the identity is, for people
+        about.json                      the identity in readable form
         lock                            held by the worker that uses the folder
         000000.kv  000001.kv  ...       `segment.py`
 
-The places are the scheduler's: it says which page goes where, and which is overwritten. The store only does it, and
-says at start-up what the places hold. Files that it does not know, and folders of other identities, are left alone.
+The scheduler manages the places: it decides which page goes where, and which is overwritten. The store only carries
+this out, and lists at start-up what the places hold. Unknown files, and folders of other identities, are left alone.
 """
 
 import fcntl
@@ -38,10 +38,10 @@ class Held(NamedTuple):
 
 
 class DiskStore:
-    """Places 0 .. num_pages-1. Reads and writes of different places may go on at once."""
+    """Places 0 .. num_pages-1. Different places may be read and written concurrently."""
 
     def __init__(self, folder: Path, identity: Identity, num_pages: int, lock: int) -> None:
-        """`lock`: descriptor of the folder's lock file, which this store now owns."""
+        """`lock`: file descriptor of the folder's lock file, which this store owns from now on."""
         self.num_pages = num_pages
         self.page_bytes = identity.page_bytes
         self.num_damaged_files = 0
@@ -50,11 +50,11 @@ class DiskStore:
         self._shape = shape_of(identity)
         num_files = -(-num_pages // self._shape.capacity)
         self._segments = [Segment(folder / f"{i:06d}.kv", self._shape) for i in range(num_files)]
-        self._unusable: set[int] = set()  # files of a later version in our way
+        self._unusable: set[int] = set()  # numbers of files that a later version wrote
         self._next_stamp = 1
 
     def read_tables(self) -> None:
-        """Learn what is there; drop damaged files and what is beyond the budget.
+        """Read the tables of all files; drop damaged files, and pages beyond the budget.
 
         Raises:
             OSError: the folder cannot be read or changed.
@@ -80,7 +80,7 @@ class DiskStore:
         self._next_stamp = latest + 1
 
     def held(self) -> list[Held]:
-        """Return the places that hold pages, those that were used longest ago first. No key is in two of them."""
+        """Return the places that hold pages, the least recently used first. No two have the same key."""
         latest: dict[bytes, tuple[int, int]] = {}
         for place in self._places():
             key, _, stamp = self._entry_at(place)
@@ -93,16 +93,16 @@ class DiskStore:
         return [place for place in range(self.num_pages) if place // self._shape.capacity in self._unusable]
 
     def take_stamps(self, count: int) -> range:
-        """Return numbers for the next uses of places, later than all before."""
+        """Return stamps for the next uses of places, larger than all before."""
         stamps = range(self._next_stamp, self._next_stamp + count)
         self._next_stamp += count
         return stamps
 
     def write(self, place: int, key: bytes, page: memoryview, stamp: int) -> None:
-        """Put a page [page_bytes] at a place.
+        """Write a page [page_bytes] to a place.
 
         Raises:
-            OSError: the disk is full or fails; the place is empty then.
+            OSError: the disk is full or fails. Then the place is empty.
         """
         segment, index = self._find(place)
         if place // self._shape.capacity in self._unusable:
@@ -113,7 +113,7 @@ class DiskStore:
         """Fill `page` [page_bytes].
 
         Raises:
-            DamagedError: the place does not hold what was once written under this key, and is empty now.
+            DamagedError: the place does not hold what was written under this key. Now it is empty.
             OSError: the disk fails.
         """
         segment, index = self._find(place)
@@ -125,7 +125,7 @@ class DiskStore:
             segment.remove()
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the folder."""
         os.close(self._lock)
 
     def _places(self) -> Iterator[int]:
@@ -141,13 +141,13 @@ class DiskStore:
 
 
 def shape_of(identity: Identity) -> Shape:
-    """Return how the files for this identity look."""
+    """Return the shape of the files for this identity."""
     capacity = max(1, min(_SEGMENT_BYTES // identity.page_bytes, _MAX_CAPACITY))
     return Shape(identity.digest(), identity.page_bytes, capacity)
 
 
 def pages_within(identity: Identity, max_bytes: int) -> int:
-    """Return for how many pages there is room in this many bytes, with everything beside them."""
+    """Return how many pages fit in this many bytes, together with headers and entries."""
     shape = shape_of(identity)
     num_full, rest = divmod(max_bytes, shape.num_bytes)
     num_more = max(0, rest - shape.data_offset) // shape.page_bytes
@@ -155,13 +155,13 @@ def pages_within(identity: Identity, max_bytes: int) -> int:
 
 
 def open_store(root: Path, identity: Identity, max_bytes: int, patience: float = 0.0) -> DiskStore | None:
-    """Open the folder of this identity, or say in the log why there is no disk tier.
+    """Open the folder of this identity, or return None and log why there is no disk tier.
 
     Args:
         root: the folder that the user named.
         identity: of the pages.
         max_bytes: budget of the files.
-        patience: seconds to wait for a worker that has just died to let go of the lock.
+        patience: seconds to wait for a worker that has just died to release the lock.
     """
     num_pages = pages_within(identity, max_bytes)
     if not num_pages:
@@ -172,7 +172,7 @@ def open_store(root: Path, identity: Identity, max_bytes: int, patience: float =
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)  # whoever reads the pages learns about the prompts
+        folder.chmod(0o700)  # because pages reveal the prompts
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if not _locked(lock, patience):
             log.warning("disk KV: off, another worker uses the folder", folder=str(folder))

@@ -1,1 +1,1 @@
-"""From the tensors of quantized checkpoints to matrices that kernels multiply: one format, one file."""
+"""From the tensors of quantized checkpoints to matrices that kernels multiply; one file for each format."""

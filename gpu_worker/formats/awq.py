@@ -1,8 +1,8 @@
-"""What AWQ stores in the layout gemm: with j = k // group,
+"""AWQ's layout "gemm": with j = k // group,
 
     w[n, k] = scales[j, n] * (codes[k, n] - zeros[j, n])
 
-Eight outputs share a 32-bit word, the even ones before the odd ones.
+Eight outputs share a 32-bit word, first the even ones, then the odd ones.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from penstock.gpu_worker.formats.packing import equal_or_all, octets_of
 from penstock.kernels.quantized.weight import QuantizedWeight
 
 _BITS = 4
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of outputs 0 to 7 in a word
 
 
 def decode(format: AWQMatrix, parts: Mapping[str, Tensor]) -> QuantizedWeight:

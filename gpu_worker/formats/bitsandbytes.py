@@ -1,10 +1,10 @@
-"""What bitsandbytes stores.
+"""The format of bitsandbytes.
 
-4 bits: w = values[code] * absmax[block], in the order of the matrix's elements, two codes in a byte, the first in the
-upper half. Nested, absmax[b] = scale_values[absmax code[b]] * super_scales[b // 256] + offset.
+4 bits: w = values[code] * absmax[block], in the order of the matrix's elements. A byte has two codes, the first in the
+upper half. If nested, absmax[b] = scale_values[absmax code[b]] * super_scales[b // 256] + offset.
 
-8 bits: w[n, k] = codes[n, k] * SCB[n] / 127. LLM.int8 rounds inputs to 8 bits per token and keeps outlying ones, beyond
-a threshold, as floats; here no input is rounded that coarsely, so that there is nothing to keep apart.
+8 bits: w[n, k] = codes[n, k] * SCB[n] / 127. LLM.int8 rounds inputs to 8 bits per token, and keeps outliers beyond a
+threshold as floats. Here no input is rounded that coarsely, so outliers need no special treatment.
 """
 
 import math
@@ -37,7 +37,7 @@ def decode_blocks(format: BlocksMatrix, parts: Mapping[str, Tensor]) -> Quantize
 
 
 def decode_part(format: BlocksMatrix, parts: Mapping[str, Tensor], cut: Cut) -> QuantizedWeight:
-    """The same, where codes are those of some outputs and inputs, and all scales are there."""
+    """The same for some outputs and inputs: the codes are only theirs, but all scales are given."""
     try:
         state = msgspec.json.decode(parts["state"].numpy().tobytes(), type=_State)
     except msgspec.MsgspecError as error:
@@ -50,7 +50,7 @@ def decode_part(format: BlocksMatrix, parts: Mapping[str, Tensor], cut: Cut) -> 
     if len(absmax) != num_blocks or len(pairs) != -(-size // 2):
         raise LoadError(f"the weights are damaged: a matrix {list(state.shape)} has {len(absmax)} scales")
     codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten()[:size]
-    # A block that goes over the end of a row has a part in each: groups are as large as whole parts can be.
+    # A block may span two rows, with a part in each. Groups are as large as such parts allow.
     group = math.gcd(state.blocksize, num_inputs, *(begin for begin, _ in cut.inputs or ()))
     scales = absmax.repeat_interleave(state.blocksize // group)[: count // group].view(num_outputs, -1)
     if cut.outputs is not None:
@@ -63,13 +63,13 @@ def decode_part(format: BlocksMatrix, parts: Mapping[str, Tensor], cut: Cut) -> 
 
 
 def _size(cut: Cut, shape: tuple[int, int]) -> int:
-    """How many numbers the part has."""
+    """How many numbers are in the part."""
     sides = zip((cut.outputs, cut.inputs), shape, strict=True)
     return math.prod(size if its is None else sum(end - begin for begin, end in its) for its, size in sides)
 
 
 def _absmax(parts: Mapping[str, Tensor], state: _State) -> Tensor:
-    """fp32[blocks], of quantized ones."""
+    """fp32[blocks], the scales of blocks, from nested quantization."""
     found, large = parts["scale_values"][parts["scales"].int()], parts["super_scales"]
     if state.nested_blocksize < 1 or len(large) != -(-len(found) // state.nested_blocksize):
         raise LoadError(f"the weights are damaged: {len(found)} scales have {len(large)} scales")

@@ -1,7 +1,7 @@
-"""What compressed-tensors stores: w[n, k] = scales[n, j] * (codes[n, k] - zeros[n, j]).
+"""The format of compressed-tensors: w[n, k] = scales[n, j] * (codes[n, k] - zeros[n, j]).
 
-Integers are signed. Packed ones have 2**(bits - 1) added, and lie along the inputs in a stream of bits in 32-bit words;
-their zero points likewise, but along the outputs.
+Integers are signed. Packed integers have 2**(bits - 1) added, and form a stream of bits in 32-bit words along the
+inputs. Their zero points are packed in the same way, but along the outputs.
 """
 
 from collections.abc import Mapping
@@ -67,12 +67,12 @@ def decode_floats(format: Floats, parts: Mapping[str, Tensor]) -> QuantizedWeigh
 
 
 def encode(format: Matrix, weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What is stored for a matrix, by its role in `MatrixFormat.parts`: the opposite of the functions above.
+    """The tensors to store for a matrix, by their roles in `MatrixFormat.parts`: the inverse of the functions above.
 
     Args:
-        format: integers of 4 or 8 bits, or FP8; scales are of groups of inputs, or of outputs.
-        weight: a matrix that can be stored so.
-        dtype: of scales; those of the weight are numbers that it has.
+        format: integers of 4 or 8 bits, or FP8; with scales for groups of inputs, or for outputs.
+        weight: a matrix that the format can hold.
+        dtype: of scales; it must hold the weight's scales exactly.
     """
     parts = {"scales": weight.scales.to(dtype)}
     if isinstance(format, Floats):
@@ -94,7 +94,7 @@ def _unsigned(codes: Tensor, middle: int) -> Tensor:
 
 
 def _for_outputs(its: Tensor, scales: Scales, num_outputs: int) -> Tensor:
-    """[N, J], of one for each block or for the matrix."""
+    """[N, J], from one number for each block, or one for the matrix."""
     if scales.rows is None:
         return its.reshape(1, 1).expand(num_outputs, 1).contiguous()
     return its.repeat_interleave(scales.rows, dim=0)[:num_outputs].contiguous()

@@ -1,4 +1,4 @@
-"""What FP8 checkpoints store: w[n, k] = codes[n, k] * scales[n // rows, k // columns], for blocks of rows x columns."""
+"""FP8 checkpoints: w[n, k] = codes[n, k] * scales[n // rows, k // columns], for blocks of rows x columns."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from penstock.core.checkpoint.formats.fp8 import FP8Matrix
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight
 
 _VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-"""What each byte means; two mean no number."""
+"""The value of each byte; two bytes are NaN."""
 _EXPONENT_BIAS = 127  # of scales that are powers of two
 
 
@@ -30,7 +30,7 @@ def fp8_weight(
     Args:
         codes: float8_e4m3fn[..., N, K].
         scales: [..., ceil(N / rows), ceil(K / columns)], or one number, or one for each output.
-        block: rows and columns; None if a scale is of all inputs.
+        block: rows and columns; None if a scale is for all inputs.
         inputs: as in `QuantizedWeight`.
     """
     *experts, num_outputs, num_inputs = codes.shape
@@ -49,7 +49,7 @@ def fp8_weight(
 
 
 def input_rounding(inputs: Inputs | None, scale: Tensor | None) -> InputRounding | None:
-    """How inputs are rounded, with the checkpoint's scale if it has one."""
+    """How inputs are rounded; with the checkpoint's scale if there is one."""
     if inputs is None:
         return None
     return InputRounding(inputs.dtype, None if scale is None else scale.float().reshape(()), inputs.group)

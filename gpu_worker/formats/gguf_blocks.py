@@ -1,7 +1,7 @@
 """GGUF's block types: from the bytes of a file to a `QuantizedWeight`.
 
 A row of a matrix is a sequence of blocks of 32 or 256 numbers. The layouts are those of ggml's `block_*` structs
-(ggml-common.h); each function here reads one of them, all blocks of a matrix at once.
+(ggml-common.h). Each function here reads one of these layouts, for all blocks of a matrix at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from penstock.kernels.quantized.weight import QuantizedWeight
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The numbers of E2M1, doubled; block scales are halved."""
+"""The values of E2M1, doubled; block scales are halved instead."""
 
 _LOW_HALVES = int.from_bytes(b"\x0f" * 8, "little")
 _TOP_BITS = int.from_bytes(b"\x80" * 8, "little", signed=True)
 _FIFTH_BITS = torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)])
-"""For each byte eight bytes, in one number."""
+"""For each byte, eight bytes as one number."""
 
 
 class _Parts(NamedTuple):
-    """What a block type's function returns; all have the leading axes of the blocks, [..., blocks of a row]."""
+    """The result of a block type's function. All tensors have the leading axes [..., blocks of a row]."""
 
     codes: Tensor  # uint8[..., numbers of a block]
     scales: Tensor  # [..., groups of a block]
@@ -42,7 +42,7 @@ def decode(format: GGUFBlocks, parts: Mapping[str, Tensor]) -> QuantizedWeight:
 
 
 def quantized_weight(block_type: str, data: Tensor) -> QuantizedWeight:
-    """The matrix, or the stack of experts' matrices, that these bytes are.
+    """Decode a matrix, or a stack of experts' matrices.
 
     Args:
         block_type: ggml's name, such as "Q4_K"; one of `LAYOUTS`.
@@ -71,7 +71,7 @@ def quantized_weight(block_type: str, data: Tensor) -> QuantizedWeight:
 
 
 def _q8_0(blocks: Tensor) -> _Parts:
-    """From int8 to the same plus 128: copied in pairs of bytes, and then changed eight at a time."""
+    """Adds 128 to int8 codes. They are copied in pairs of bytes, and then changed eight at a time."""
     pairs = blocks.view(torch.int16)
     codes = pairs[..., 1:].contiguous()
     codes.view(torch.int64).bitwise_xor_(_TOP_BITS)
@@ -107,7 +107,7 @@ def _q2_k(blocks: Tensor) -> _Parts:
 
 
 def _q3_k(blocks: Tensor) -> _Parts:
-    """The third bit is one plane; a scale of 6 bits is 4 of the first 8 bytes, and 2 of the last 4."""
+    """The third bits are one plane. A scale of 6 bits has 4 in the first 8 bytes, and 2 in the last 4 bytes."""
     codes = _planes(blocks[..., 32:96], 32, 2) | _planes(blocks[..., :32], 32, 1, above=2)
     low = torch.cat((blocks[..., 96:104] & 15, blocks[..., 96:104] >> 4), dim=-1)
     scales = low | _planes(blocks[..., 104:108], 4, 2, above=4)
@@ -133,7 +133,7 @@ def _iq4_nl(blocks: Tensor) -> _Parts:
 
 
 def _iq4_xs(blocks: Tensor) -> _Parts:
-    """A scale of 6 bits is 4 of bytes 4 to 8, and 2 of bytes 2 and 3."""
+    """A scale of 6 bits has 4 in bytes 4 to 8, and 2 in bytes 2 and 3."""
     codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
     high = torch.stack([blocks[..., 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(-2)
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), dim=-1).flatten(-2)
@@ -142,14 +142,14 @@ def _iq4_xs(blocks: Tensor) -> _Parts:
 
 
 def _mxfp4(blocks: Tensor) -> _Parts:
-    """A scale is 2**(e - 128): as fp32's bits e - 1 in the exponent, and for e < 2 a subnormal."""
+    """A scale is 2**(e - 128). In fp32 the exponent bits are e - 1; for e < 2 it is subnormal."""
     exponents = blocks[..., :1].int()
     bits = torch.where(exponents < 2, 0x200000 << exponents, exponents - 1 << 23)
     return _Parts(_nibbles(blocks[..., 1:]), bits.view(torch.float32), values=_FP4)
 
 
 def _with_k_scales(codes: Tensor, blocks: Tensor) -> _Parts:
-    """Q4_K's and Q5_K's 8 scales and 8 minimums of 6 bits, in 12 bytes: 4 whole ones of each with 2 bits of another."""
+    """Q4_K's and Q5_K's 8 scales and 8 minimums of 6 bits in 12 bytes: 4 of each are whole, with 2 bits of another."""
     scales, minimums, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     return _Parts(
         codes,
@@ -166,26 +166,26 @@ def _half(blocks: Tensor, begin: int) -> Tensor:
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """The low halves of all 16 bytes, then the high ones."""
+    """The low halves of 16 bytes, then their high halves."""
     words = _copied(data).view(torch.int64)
     halves = (words & _LOW_HALVES, (words >> 4).bitwise_and_(_LOW_HALVES))
-    of_16_bytes = [half.view(torch.complex128) for half in halves]  # to be moved as one
+    of_16_bytes = [half.view(torch.complex128) for half in halves]  # so that 16 bytes move at once
     return torch.stack(of_16_bytes, dim=-1).view(torch.uint8).flatten(-2)
 
 
 def _bits(data: Tensor) -> Tensor:
-    """Of each byte its bits, the lowest first, as the fifth bit of a code."""
+    """The bits of each byte, the lowest first, as fifth bits of codes."""
     return _FIFTH_BITS.to(data.device)[data.int()].view(torch.uint8)
 
 
 def _copied(data: Tensor) -> Tensor:
-    """The same without gaps, copied in pairs of bytes if that is possible."""
+    """A contiguous copy, made in pairs of bytes if that is possible."""
     are_pairs = data.stride(-2) % 2 == 0 and data.storage_offset() % 2 == 0
     return (data.view(torch.int16) if are_pairs else data).contiguous().view(torch.uint8)
 
 
 def _planes(data: Tensor, width: int, bits: int, *, above: int = 0) -> Tensor:
-    """For each `width` bytes: the lowest bits of all, then the next ones of all; as bits above so many others."""
+    """For each `width` bytes: the lowest bits of all, then the next bits of all, and so on; shifted up by `above`."""
     kind = torch.int64 if width % 8 == 0 else torch.uint8  # torch's shifts of single bytes take several times as long
     words = _copied(data).unflatten(-1, (-1, width)).view(kind)
     mask = int.from_bytes(bytes([(1 << bits) - 1]) * kind.itemsize, "little")
@@ -208,6 +208,6 @@ _READERS: dict[str, tuple[int, int, Callable[[Tensor], _Parts]]] = {
     "IQ4_XS": (4, 32, _iq4_xs),
     "MXFP4": (4, 32, _mxfp4),
 }
-"""By type: the bits of a code, the numbers of a group, and what reads blocks."""
+"""By type: the bits of a code, the size of a group, and the function that reads blocks."""
 LAYOUTS = {block_type: (bits, group) for block_type, (bits, group, _) in _READERS.items()}
-"""The types that are read, with the bits of a code and the numbers of a group."""
+"""The supported types, with the bits of a code and the size of a group."""

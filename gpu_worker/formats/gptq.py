@@ -1,10 +1,10 @@
-"""What GPTQ stores: with j the group of input k,
+"""The format of GPTQ: with j the group of input k,
 
     w[n, k] = scales[j, n] * (codes[k, n] - zeros[j, n])
 
 Codes are packed along the inputs and zero points along the outputs, as streams of bits in 32-bit words. The first
-version of the layout stores zero points less one. It subtracted whole words, so that a zero point of 0 borrows from the
-next one; adding whole words gives all of them back. With 3 bits, each was taken by itself, modulo 8.
+version of the layout stores zero points minus one. It subtracted from whole words, so a zero point of 0 borrows from
+the next one; adding to whole words restores all of them. With 3 bits, one was subtracted from each by itself, modulo 8.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
-"""Four bits for each weight, with a scale and a zero for each group of inputs, chosen for the least error.
+"""Rounding to four bits, with a scale and a zero for each group of inputs, chosen for the least error.
 
-The largest and smallest weight of a group need not be reached: a range that is a little narrower rounds all others more
-finely. So several ranges are tried. For each, the best scale follows from the codes in closed form (least squares), and
-with it the squared error; the range with the least one is taken. llama.cpp searches the scales of its 4-bit blocks in
-this way (make_qkx2_quants in ggml-quants.c).
+The range of codes need not include a group's largest and smallest weight: a slightly narrower range rounds all other
+weights more finely. So several ranges are tried. For each range, the best scale and its squared error follow from the
+codes in closed form (least squares). The range with the least error is taken. llama.cpp searches the scales of its
+4-bit blocks in this way (make_qkx2_quants in ggml-quants.c).
 
-If the inputs' correlations were measured, the matrix is rounded column after column, and what a column's rounding adds
-to the products is made up for by those not yet rounded (GPTQ, Frantar et al. 2022, arXiv:2210.17323, algorithm 1). Only
-correlations within a block of inputs are known, so errors stay in their block.
+If the inputs' correlations were measured, the matrix is rounded column by column. Columns that are not rounded yet
+compensate for the error that a column's rounding adds to the products (GPTQ, Frantar et al. 2022, arXiv:2210.17323,
+algorithm 1). Only correlations within a block of inputs are known, so errors are compensated within their block.
 """
 
 from collections.abc import Iterator
@@ -20,22 +20,22 @@ INT4_BITS = 4
 _LAST = (1 << INT4_BITS) - 1  # the largest code
 _MIDDLE = 8  # the code of 0 in groups without a zero of their own
 _RANGES = (1.03, 0.98, 0.93, 0.88, 0.83, 0.78, 0.73, 0.68)
-"""Parts of the whole range that are tried, from both ends alike."""
+"""Fractions of the whole range that are tried; both ends are cut alike."""
 _PEAKS = (1.05, 1.02, 0.99, 0.96, 0.93, 0.90, 0.87, 0.84, 0.81, 0.78)
-"""Parts of the largest magnitude that are tried, without zeros. It gets code 0, for there is one more below the middle
-than above it; so scales may be negative."""
+"""Fractions of the largest magnitude that are tried if groups have no zeros. The largest magnitude gets code 0, since
+there is one more code below the middle than above it. So scales may be negative."""
 _AT_ONCE = 1 << 18
-"""Weights that are rounded together: what lies in between stays in the processor's cache."""
-_OUTPUTS_AT_ONCE = 1 << 13  # with feedback, which takes one input after the other
+"""Weights that are rounded together, so that intermediate results stay in the processor's cache."""
+_OUTPUTS_AT_ONCE = 1 << 13  # with feedback, which goes through the inputs one by one
 _LEAST = 1e-20
 _DAMPING = 0.01
-"""Share of the mean diagonal that is added to it: rarely used inputs must not take up all errors."""
+"""Fraction of the mean diagonal that is added to the diagonal, so that rarely used inputs do not take all errors."""
 
 
 class Correlation(NamedTuple):
-    """What the inputs of a matrix have been like: sums of x x^T, within blocks of consecutive inputs."""
+    """The correlations of a matrix's inputs: sums of x x^T within blocks of consecutive inputs."""
 
-    sums: Tensor  # fp32[blocks, B, B]; the last block may reach beyond the inputs, with zeros there
+    sums: Tensor  # fp32[blocks, B, B]; if the last block extends beyond the inputs, it has zeros there
 
     @property
     def block(self) -> int:
@@ -52,7 +52,7 @@ def rounded_in_groups(
         matrix: [..., N, K].
         group: inputs that share a scale.
         has_zeros: whether each group has a zero of its own.
-        correlation: of the inputs, if known; it has whole groups in each block.
+        correlation: of the inputs, if known; each of its blocks has whole groups.
     """
     num_inputs = matrix.shape[-1]
     num_groups = -(-num_inputs // group)
@@ -76,9 +76,9 @@ def rounded_in_groups(
 def _round_alone(part: Tensor, group: int, has_zeros: bool, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
     num_rows, num_inputs = part.shape
     missing = -num_inputs % group
-    if missing:  # as if the last weight came again: it changes no range
+    if missing:  # the last weight is repeated, which changes no range
         part = torch.cat((part, part[:, -1:].expand(-1, missing)), dim=1)
-    # A group is a column: then all operations run over long rows.
+    # Each group is a column, so that all operations run over long rows.
     columns = part.reshape(-1, group).t().contiguous()
     its_scales, its_zeros = _best(columns, has_zeros, scales.dtype)
     rounded = torch.addcmul(its_zeros, columns, its_scales.reciprocal()).round_().clamp_(0, _LAST)
@@ -97,7 +97,7 @@ def _best(columns: Tensor, has_zeros: bool, dtype: torch.dtype) -> tuple[Tensor,
         torch.addcmul(zero, columns, inverse, out=codes).round_().clamp_(0, _LAST).sub_(zero)
         crossed = torch.mul(columns, codes, out=products).sum(0)
         squared = torch.mul(codes, codes, out=products).sum(0).clamp_(min=_LEAST)
-        gain = crossed.square().div_(squared)  # by which the squared error is below the sum of squares
+        gain = crossed.square().div_(squared)  # sum of squares minus squared error
         is_better = gain > best
         best = torch.maximum(best, gain)
         scales = torch.where(is_better, crossed / squared, scales)
@@ -123,7 +123,7 @@ def _tried(low: Tensor, high: Tensor, has_zeros: bool) -> Iterator[tuple[Tensor,
 
 
 def _feedback(correlation: Correlation) -> Tensor:
-    """fp32[blocks, B, B], upper triangles: how far later inputs make up for an earlier one's error."""
+    """fp32[blocks, B, B], upper triangles: how much later inputs compensate for an earlier one's error."""
     sums = correlation.sums
     diagonal = sums.diagonal(dim1=-2, dim2=-1)
     damping = diagonal.mean(-1, keepdim=True).mul(_DAMPING).clamp(min=_LEAST)
@@ -143,7 +143,7 @@ def _round_with_feedback(
     zeros: Tensor,
 ) -> None:
     block = feedback.shape[-1]
-    columns = part.t().contiguous()  # an input is a row: what is done to it runs over long rows
+    columns = part.t().contiguous()  # each input is a row, so that operations run over long rows
     rounded = torch.empty_like(columns)
     for number, triangle in enumerate(feedback):
         of_block = columns[number * block : (number + 1) * block]

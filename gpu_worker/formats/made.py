@@ -15,7 +15,7 @@ _INT8_ZERO = 128
 _LARGEST_INT8 = 127
 _LARGEST_E4M3 = 448.0
 _AT_ONCE = 1 << 20
-"""Weights that are rounded together: what lies in between stays in the processor's cache."""
+"""Weights that are rounded together, so that intermediate results stay in the processor's cache."""
 
 
 def made(
@@ -24,15 +24,15 @@ def made(
     correlation: Correlation | None = None,
     of_whole: Callable[[Tensor], Tensor] = lambda largest: largest,
 ) -> QuantizedWeight:
-    """Quantize one matrix, with scales of its own dtype: those that a checkpoint of that dtype would store.
+    """Quantize one matrix. Scales have the matrix's dtype, as a checkpoint of that dtype would store them.
 
     Args:
-        matrix: [N, K], for experts [E, N, K]; of a dtype of floats, where others than fp32, bf16 and fp16 become fp32.
+        matrix: [N, K], for experts [E, N, K]; floats. Dtypes other than fp32, bf16 and fp16 become fp32.
         recipe: the format.
-        correlation: of the matrix's inputs, if they were measured: `int4` then rounds so that products are near what
-            they were, and not only weights.
-        of_whole: of each output the largest magnitude, from that of these inputs, [N, 1]: for a matrix whose inputs are
-            in several parts. `int4` does not ask.
+        correlation: of the matrix's inputs, if they were measured. Then `int4` keeps products near their old values,
+            and not only weights.
+        of_whole: turns each output's largest magnitude over these inputs, [N, 1], into that over all inputs, for a
+            matrix whose inputs are in several parts. `int4` does not call it.
     """
     if matrix.dtype not in _DTYPES:
         matrix = matrix.float()
@@ -55,7 +55,7 @@ def made(
 
 
 def _scales(by_output: Tensor, largest: float, of_whole: Callable[[Tensor], Tensor]) -> Tensor:
-    """[N, 1]: the largest magnitude becomes the largest code; an output of zeros has scale 1."""
+    """[N, 1]: the largest magnitude gets the largest code; an output of zeros gets scale 1."""
     low, high = by_output.aminmax(dim=-1, keepdim=True)
     scales = (of_whole(torch.maximum(-low, high)).float() / largest).to(by_output.dtype)
     return scales.masked_fill_(scales == 0, 1.0)

@@ -1,4 +1,4 @@
-"""What MXFP4 stores: 4-bit floats (e2m1), two in a byte, the first in the lower half; exponents of a power of two.
+"""The format MXFP4: 4-bit floats (e2m1), two in a byte, the first in the lower half; scales are powers of two.
 
 OCP Microscaling Formats (MX) Specification, version 1.0, 2023.
 """
@@ -17,7 +17,7 @@ _EXPONENT_BIAS = 127
 
 
 def decode(format: MXFP4Matrix, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-    """As `Decode`, of codes uint8[E, N, K / 32, 16] and scales uint8[E, N, K / 32]."""
+    """As `Decode`, for codes uint8[E, N, K / 32, 16] and scales uint8[E, N, K / 32]."""
     pairs = parts["codes"]
     # 2^-127 to 2^127 are exact in bf16, as in fp32.
     scales = torch.exp2(parts["scales"].float() - _EXPONENT_BIAS).bfloat16()

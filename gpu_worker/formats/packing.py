@@ -1,4 +1,4 @@
-"""Codes that share 32-bit words, and groups of inputs that are not in a row: what several formats have in common."""
+"""Common parts of several formats: codes that share 32-bit words, and groups of inputs that are not consecutive."""
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
 
     Args:
         words: int32[..., ceil(count * bits / 32)], little-endian.
-        bits: of a code, 1 to 8; codes of 3, 5, 6 or 7 bits cross the borders of words.
-        count: of codes in the last axis.
+        bits: of a code, 1 to 8; codes of 3, 5, 6 or 7 bits cross word boundaries.
+        count: number of codes in the last axis.
 
     Returns:
         uint8[..., count].
@@ -41,7 +41,7 @@ def octets_of(words: Tensor) -> Tensor:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """The opposite of `unpacked`, for 4 and 8 bits.
+    """The inverse of `unpacked`, for 4 and 8 bits.
 
     Args:
         codes: uint8[..., count].
@@ -58,20 +58,20 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def equal_or_all(zeros: Tensor) -> Tensor | int:
-    """The number that all zero points are; if there is none, the zero points."""
+    """The common value of all zero points, or the zero points themselves if they differ."""
     first = int(zeros.flatten()[0])
     return first if bool((zeros == first).all()) else zeros
 
 
 def order_of_groups(groups: Tensor, group: int) -> Tensor | None:
-    """The order of inputs in which those of a group are next to each other, as `QuantizedWeight.order`.
+    """An order of inputs in which the inputs of each group are consecutive, as `QuantizedWeight.order`.
 
     Args:
         groups: int32[K], the group of each input.
-        group: how many inputs each has, but the last one may have fewer.
+        group: the size of each group; the last one may have fewer inputs.
 
     Returns:
-        int64[K]; None if they are in this order already.
+        int64[K]; None if inputs are in this order already.
 
     Raises:
         LoadError: groups have other sizes.

@@ -1,4 +1,4 @@
-"""Reading a part of a quantized matrix: what is stored for it, and no more than formats keep together."""
+"""Reads a part of a quantized matrix: its stored data, and as little else as the format allows."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,27 +20,27 @@ ReadPart = Callable[[str, tuple[Ranges | None, ...]], Tensor]
 
 
 _NOT_CUT = 1 << 62
-"""A unit for what is only read as a whole."""
+"""A unit for axes that are only read as a whole."""
 
 
 def decode_part(
     format: MatrixFormat, parts: Mapping[str, Part], shape: tuple[int, ...], cut: Cut, read: ReadPart
 ) -> QuantizedWeight:
-    """A part of a matrix.
+    """Read a part of a matrix.
 
     Args:
         format: of the matrix.
-        parts: what is stored for it and there, by role.
-        shape: [N, K] of the whole, for experts in one tensor [E, N, K].
-        cut: what is wanted; inputs are one range.
-        read: gets the axes of `Part.shape`.
+        parts: the tensors that are stored for it, by role.
+        shape: [N, K] of the whole; for experts in one tensor, [E, N, K].
+        cut: the wanted part; inputs are one range.
+        read: takes ranges for the axes of `Part.shape`.
 
     Returns:
-        The same numbers as the whole has there. Where groups of inputs do not end at the borders of the part, it has
-        smaller ones.
+        The same numbers as in that part of the whole. If groups of inputs do not end at the borders of the part, the
+        part has smaller groups.
 
     Raises:
-        LoadError: its inputs were put into groups in another order than theirs.
+        LoadError: groups are not made of consecutive inputs.
     """
     outputs, inputs = cut.outputs or ((0, shape[-2]),), cut.inputs or ((0, shape[-1]),)
     around = Cut(
@@ -71,7 +71,7 @@ def _unit(parts: Mapping[str, Part], axis: Literal["outputs", "inputs"]) -> int:
 
 
 def _enclosing(ranges: Ranges, unit: int, size: int) -> Ranges:
-    """The ranges with their borders moved outwards to multiples of the unit."""
+    """The ranges with their borders moved outward to multiples of the unit."""
     found: list[tuple[int, int]] = []
     for begin, end in ranges:
         wide = begin // unit * unit, min(-(-end // unit) * unit, size)
@@ -99,7 +99,7 @@ def _size(ranges: Ranges | None) -> int:
 
 
 def _groups_of_part(groups: Tensor, format: MatrixFormat) -> Tensor:
-    """The group of each input, counted from the first of the part."""
+    """The group of each input, counted from the part's first group."""
     groups = groups - groups.min()
     size = getattr(format, "group_size", None) or len(groups)
     if not torch.equal(groups.long(), torch.arange(len(groups)) // size):
@@ -111,7 +111,7 @@ def _groups_of_part(groups: Tensor, format: MatrixFormat) -> Tensor:
 
 
 def _within(wanted: Ranges, there: Ranges | None) -> Tensor | None:
-    """Where the wanted outputs are among those that are there; None if they are the same."""
+    """The indices of the wanted outputs among those that were read; None if these are the same."""
     if there is None or wanted == there:
         return None
     outputs = torch.cat([torch.arange(begin, end) for begin, end in there])

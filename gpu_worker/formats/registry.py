@@ -1,4 +1,4 @@
-"""How the tensors of each format become a matrix that kernels know."""
+"""Turns the tensors of each format into a matrix that kernels know."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,10 +19,10 @@ from penstock.kernels.quantized.weight import QuantizedWeight
 
 class Decode(Protocol):
     def __call__(self, format: Any, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        """Make a matrix [N, K], for experts in one tensor [E, N, K].
+        """Make a matrix [N, K]; for experts in one tensor, [E, N, K].
 
         Args:
-            format: of the class that is registered for the function.
+            format: an object of the class for which the function is registered.
             parts: the stored tensors, by their roles in `MatrixFormat.parts`; they may be views of the file.
         """
 

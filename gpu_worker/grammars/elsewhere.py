@@ -1,4 +1,4 @@
-"""Grammars on a stage of a pipeline before the last one, which draws no tokens: it only knows which rows have one."""
+"""Grammars on stages of a pipeline that draw no tokens (all but the last one): they only note which rows have one."""
 
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device
@@ -9,7 +9,7 @@ from penstock.ipc.messages import GrammarPrepared, NewRow, PrepareGrammar
 
 
 class StoreElsewhere(GrammarStore):
-    """Every grammar is ready at once: the last stage prepares them, and says what is wrong with them."""
+    """Reports every grammar as ready at once: the last stage prepares grammars, and reports their errors."""
 
     def prepare(self, message: PrepareGrammar) -> None:
         self.is_preparing = True
@@ -17,7 +17,7 @@ class StoreElsewhere(GrammarStore):
 
 
 class GrammarsElsewhere(Grammars):
-    """Rows follow their grammars where their tokens are drawn."""
+    """Only notes its rows: the stage that draws their tokens follows their grammars."""
 
     def __init__(self, checkpoint: Checkpoint, vocab_size: int, device: Device) -> None:
         super().__init__(checkpoint, vocab_size, device, StoreElsewhere)

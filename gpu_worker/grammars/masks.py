@@ -4,12 +4,12 @@
                  masks are taken, uploaded | <----
                  sampling is queued        |
 
-Only the launch of the sampling waits for the thread; the device does not wait for the host as long as a forward pass
-takes longer than a mask. A step without such rows does nothing here. Grammars are prepared beside the steps, before a
+Only the launch of the sampling waits for the thread. The device does not wait for the host as long as a forward pass
+takes longer than a mask. A step without such rows does nothing here. Grammars are prepared while steps run, before a
 row may use them (`store.py`).
 
-With drafts, the tokens of such a row are known before a step is launched, and the thread says first which guesses its
-grammar allows and which tokens it forces. Then each position has a mask of its own.
+With drafts, the tokens of such a row are known before a step is launched. The thread first determines which guesses the
+grammar allows, and which tokens it forces. Then each position gets a mask of its own.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class _Asked(NamedTuple):
-    """A row whose masks a step needs."""
+    """A row for which a step needs masks."""
 
     first: int  # index into the step's draws
     row: GrammarRow
@@ -48,11 +48,11 @@ class _Masks(NamedTuple):
     indices: IntArray  # int64[C], indices into the step's draws
     words: Words  # int32[C, W]
     errors: tuple[RowError, ...]
-    num_forced: list[int]  # of each row asked for, after its last draw
+    num_forced: list[int]  # for each requested row: tokens that are forced after its last draw
 
 
 class Grammars:
-    """The grammars of all rows that have one; without any, it costs nothing."""
+    """The grammars of all rows that have one; it costs nothing if there are none."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Grammars:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
         self.store = make_store(checkpoint)
         self.can_extend = True
-        """Whether it is known here what follows in a row."""
+        """Whether this process follows the rows' grammars, so that it can judge and extend guesses."""
         self.counts_forced = False
-        """Whether `take_forced` is of interest."""
+        """Whether forced tokens are counted for `take_forced`."""
         self._num_forced: list[int] = []
         self._vocab_size = vocab_size
         self._device = device
         self.rows: dict[int, GrammarRow] = {}
-        """Usually empty: then a step has nothing to begin, to mask or to expect."""
+        """Usually empty; then a step has nothing to do here."""
         self._filler: _Filler | None = None
         self._asked: list[_Asked] = []  # for the step being launched
 
@@ -96,13 +96,12 @@ class Grammars:
         return row in self.rows
 
     def extend(self, rows: IntArray, guesses: ListOf[ListOf[int]], most: IntArray) -> list[list[int]]:
-        """Of the guesses for some rows' next tokens, keep what their grammars allow; add the tokens that they force
-        after these, up to `most` for each row.
+        """Cut guesses for rows' next tokens where the grammars forbid them, and append the tokens that are forced next.
 
         Args:
-            rows: int[D], with grammars. All tokens of launched steps are known.
-            guesses: for each row.
-            most: int[D].
+            rows: int[D], rows with grammars. All tokens of launched steps are known.
+            guesses: the guesses for each row.
+            most: int[D], the most tokens to return for each row.
         """
         assert self._filler is not None
         following = [self.rows[row] for row in rows.tolist()]
@@ -147,8 +146,8 @@ class Grammars:
         return masks.errors
 
     def take_forced(self, num_draws: int) -> bytes:
-        """For the step whose masks were applied: int32[S], at the first draw of a row how many tokens are forced after
-        its last one. Empty if there are none. Call it before `expect`."""
+        """For the step with the masks that were applied last: int32[S], at a row's first draw the number of tokens that
+        are forced after its last draw, else 0. Empty if no tokens are forced. Call it before `expect`."""
         forced = b""
         if any(self._num_forced):
             counts = np.zeros(num_draws, dtype=np.int32)
@@ -158,7 +157,7 @@ class Grammars:
         return forced
 
     def expect(self, download: Download) -> None:
-        """Tell the rows that this download starts with the step's tokens, int32, in the order of the draws."""
+        """Tell the rows that this download begins with the step's tokens, int32, in the order of the draws."""
         for first, row, guesses in self._asked:
             row.expect(DrawnTokens(download, first, guesses))
         self._asked = []
@@ -173,13 +172,14 @@ class Grammars:
 
 
 _Guessed = tuple[GrammarRow, ListOf[int], int]
-"""A row, guesses for its next tokens, and how many there may be."""
+"""A row, guesses for its next tokens, and the most tokens that there may be."""
 
 
 class _Filler:
-    """Fills masks in its own thread, one after the other.
+    """Fills masks one after the other, in its own thread.
 
-    It uses two queues and not an executor, whose locks would cost the step's thread as much as the masks cost this one.
+    It uses two queues instead of an executor, because an executor's locks would cost the step's thread as much time as
+    the masks cost this thread.
     """
 
     def __init__(self) -> None:
@@ -189,16 +189,16 @@ class _Filler:
         Thread(target=self._run, name="grammar", daemon=True).start()
 
     def prepare(self, row: GrammarRow) -> None:
-        """Prepare a row before its first mask; a failure is that row's error only."""
+        """Prepare a row before its first mask; if this fails, only that row has an error."""
         self._work.put(partial(_prepare, row))
 
     def extend(self, guessed: list[_Guessed], vocab_size: int) -> list[list[int]]:
-        """What becomes of guesses."""
+        """Cut and extend guesses; see `Grammars.extend`."""
         self._work.put(lambda: self._extended.put([_extend(each, vocab_size) for each in guessed]))
         return self._extended.get()
 
     def fill(self, asked: list[_Asked], vocab_size: int, *, counts_forced: bool) -> None:
-        """Start filling the masks of these rows; each call is followed by one of `masks`."""
+        """Start filling the masks of these rows; each call must be followed by a call of `masks`."""
         self._work.put(lambda: self._filled.put(_fill(asked, vocab_size, counts_forced=counts_forced)))
 
     def masks(self) -> _Masks:

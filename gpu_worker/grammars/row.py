@@ -1,7 +1,7 @@
-"""One row that follows a grammar: the tokens it has sampled decide what it may sample next.
+"""One row that follows a grammar: its sampled tokens decide what it may sample next.
 
-With drafts, the matcher goes over the guesses to find what may be sampled after each, and back. It follows tokens only
-when they are known to count.
+With drafts, the matcher advances over the guesses to find what may be sampled after each, and is then rolled back. It
+advances for good only over tokens that are known to count.
 """
 
 from array import array
@@ -26,7 +26,7 @@ _FULL = "too many states"
 """llguidance's message for an automaton that has reached its size limit."""
 
 _MIN_TOKENS_PER_RENEWAL = 16
-"""A row that fills a new automaton within fewer tokens would keep on creating new ones."""
+"""A row that fills a new automaton within fewer tokens than this would keep creating new ones."""
 
 
 class DrawnTokens(NamedTuple):
@@ -37,7 +37,7 @@ class DrawnTokens(NamedTuple):
     guesses: ListOf[int]
 
     def wait(self) -> list[int]:
-        """Those that count: one, and one for each right guess. Blocks until the device has sampled them."""
+        """The tokens that count: one, plus one for each right guess. Blocks until the device has sampled them."""
         num_drawn = 1 + len(self.guesses)
         column = np.frombuffer(self.download.wait(), dtype=np.int32, count=num_drawn, offset=4 * self.place)
         drawn: list[int] = column.tolist()
@@ -48,10 +48,10 @@ class DrawnTokens(NamedTuple):
 
 
 class GrammarRow:
-    """All methods but `expect` run in the thread that fills masks."""
+    """All methods except `expect` run in the thread that fills masks."""
 
     def __init__(self, prototype: Prototype | None, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
-        """`output_token_ids`: outputs known already, after a preemption or a restart."""
+        """`output_token_ids`: outputs that are known already, after a preemption or a restart."""
         self._prototype = prototype
         self._sampling = sampling
         self._known = list(output_token_ids)
@@ -63,13 +63,13 @@ class GrammarRow:
         self._followed = array("i")  # the tokens that the matcher has consumed
         self._renewed_at = -_MIN_TOKENS_PER_RENEWAL
         self._num_outputs = 0
-        self._has_stopped = False  # at a stop token: what is sampled after it is dropped
+        self._has_stopped = False  # at a stop token; later tokens are dropped
         self._error = ""
         self.num_forced = 0
-        """Tokens that are forced after those that the last masks were for, if these are as guessed."""
+        """How many tokens are forced after the draws that the last masks were for, if all guesses are right."""
 
     def expect(self, tokens: DrawnTokens) -> None:
-        """A step was launched that samples the row's next tokens."""
+        """Note that a step was launched that samples the row's next tokens."""
         self._drawn.append(tokens)
 
     def prepare(self) -> None:
@@ -87,12 +87,13 @@ class GrammarRow:
         self._error = error
 
     def extend(self, guesses: ListOf[int], most: int, num_tokens: int) -> list[int]:
-        """Keep guesses of its next tokens up to the first that the grammar forbids or that ends the text; then add the
-        tokens that it forces. Waits until the tokens before are known.
+        """Keep guesses up to the first that the grammar forbids or that ends the text, then append forced tokens.
+
+        It waits until the tokens before the guesses are known.
 
         Args:
-            guesses: the tokens guessed.
-            most: how many tokens to return at most.
+            guesses: guesses of the row's next tokens.
+            most: the most tokens to return.
             num_tokens: size of the model's vocabulary.
         """
         self._follow_drawn()
@@ -109,18 +110,19 @@ class GrammarRow:
         return kept
 
     def fill(self, words: Words, num_tokens: int, guesses: ListOf[int] = (), *, counts_forced: bool = False) -> str:
-        """Write what may be sampled after all tokens launched so far, and after each guess that follows them; waits
-        until the tokens are known.
+        """Write masks of what may be sampled after all launched tokens, and after each guess that follows them.
+
+        It waits until the tokens are known.
 
         Args:
-            words: int32[1 + number of guesses, W], the row's bits as `kernels.token_masks` takes them.
+            words: int32[1 + number of guesses, W], the row's bits as in `kernels.token_masks`.
             num_tokens: size of the model's vocabulary; no token beyond it may be sampled.
-            guesses: the tokens guessed.
+            guesses: guesses of the row's next tokens.
             counts_forced: whether to set `num_forced`.
 
         Returns:
-            Why no token is possible, else empty. In that case, and if the token will be dropped, all bits are set.
-            Where none is possible after a guess, no bit is set.
+            Why no token is possible, or an empty string. If no token is possible, or the token will be dropped, all
+            bits are set. If no token is possible after a guess, no bit is set for it.
         """
         self._follow_drawn()
         words[:] = -1
@@ -137,7 +139,7 @@ class GrammarRow:
         return self._error
 
     def _fill_after(self, guesses: ListOf[int], words: Words, num_tokens: int, *, counts_forced: bool) -> None:
-        """`words`: int32[number of guesses, W]; what follows a stop token, or a wrong guess, stays as it is."""
+        """`words`: int32[number of guesses, W]; rows after a stop token or a wrong guess are not changed."""
         matcher, num_ahead = self._matcher, 0
         assert matcher is not None, "prepare comes first"
         for guess, guess_words in zip(guesses, words, strict=True):
@@ -153,22 +155,22 @@ class GrammarRow:
         self._go_back(num_ahead)
 
     def _count_forced(self, words: Words) -> None:
-        """`words`: int32[W], what may be sampled where the matcher is."""
+        """`words`: int32[W], what may be sampled at the matcher's position."""
         used = words[words.nonzero()[0]]
         if used.shape[0] == 1 and int(used[0]).bit_count() == 1 and self._matcher is not None:
             self.num_forced = max(0, len(self._matcher.compute_ff_tokens()) - 1)
 
     def _go_back(self, num_ahead: int) -> None:
-        """Forget tokens that were only looked at. A full automaton has stopped the matcher for good."""
+        """Roll the matcher back over guesses. If the automaton is full, the matcher has stopped for good."""
         assert self._matcher is not None, "prepare comes first"
         if not self._matcher.is_error():
             self._matcher.rollback(num_ahead)
-        elif self._prototype is not None:  # a new automaton is only for tokens that count
+        elif self._prototype is not None:  # new automata are only made for tokens that count
             self._matcher, self._generation = self._prototype.copy()
             self._matcher.consume_tokens(self._followed.tolist())
 
     def _fill_next(self, words: Words, num_tokens: int, num_outputs: int, *, is_ahead: bool = False) -> str:
-        """Write what may be sampled where the matcher is, after so many outputs, into int32[W]; return why nothing."""
+        """Write what may be sampled at the matcher's position into int32[W]; return why nothing may, or empty."""
         is_complete, error = self._fill_mask(may_renew=not is_ahead)
         if error:
             return error
@@ -179,7 +181,7 @@ class GrammarRow:
         if self._stops is None:
             self._stops = _bits(params.stop_token_ids, words.shape[0], num_tokens)
         if num_outputs < params.min_tokens:
-            words &= ~self._stops  # like the sampler
+            words &= ~self._stops  # as the sampler does
         elif is_complete:
             words |= self._stops
         if params.allowed_token_ids:
@@ -207,7 +209,7 @@ class GrammarRow:
         return False, f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
 
     def _renew(self) -> bool:
-        """Continue with a new automaton, if the one shared with other rows is full."""
+        """Continue with a new automaton, if the one that is shared with other rows is full."""
         matcher, prototype = self._matcher, self._prototype
         if matcher is None or prototype is None or _FULL not in matcher.get_error():
             return False

@@ -1,12 +1,12 @@
-"""Grammars, prepared beside the steps: each text once, in its own thread, and copied for every row.
+"""Grammars, prepared while steps run: each grammar text once, in a thread of the store, and copied for every row.
 
     PrepareGrammar ──▶ known: ready at once
     PrepareGrammar ──▶ known: ready at once
 
 llguidance releases the GIL while it works, so a grammar that takes a second does not delay steps.
 
-Copies share one automaton, which grows as they use it, up to a limit. When it is full, rows that need more of it
-continue with a copy of a new one (`Prototype.renew`). A grammar that no row may use any more is kept for a while.
+Copies share one automaton, which grows with use, up to a limit. When it is full, rows that need more states continue
+with a copy of a new automaton (`Prototype.renew`). A grammar that is not in use any more is kept for a while.
 """
 
 import os
@@ -32,16 +32,16 @@ MAX_IDLE_BYTES = 256 << 20
 """Limit for grammars that are kept but not in use."""
 
 MAX_COPIES = 512
-"""Rows that use one automaton, one after the other, before the next request gets a new one."""
+"""How many rows use one automaton, one after the other, before the next request gets a new one."""
 
 MAX_RENEWAL_SECONDS = 0.05
-"""A grammar that takes longer is not rebuilt in the middle of a step."""
+"""A grammar that takes longer to build is not rebuilt in the middle of a step."""
 
 _PRIORITY = 10  # as `nice`: steps come first
 
 
 class Prototype:
-    """A grammar at the start of a text. Once built, the thread that fills masks uses it."""
+    """A grammar at the start of a text. Once it is built, only the thread that fills masks uses it."""
 
     def __init__(self, vocabulary: LLTokenizer, text: str, num_bytes: int) -> None:
         self.vocabulary = vocabulary
@@ -66,7 +66,7 @@ class Prototype:
         return self._matcher.deep_copy(), self._generation
 
     def renew(self, generation: int) -> bool:
-        """Give later copies a new automaton, because this generation's is full. False if that would take too long."""
+        """Make a new automaton for later copies, because this generation's is full. False if it would take too long."""
         if generation == self._generation:
             if self._seconds > MAX_RENEWAL_SECONDS:
                 return False
@@ -86,7 +86,7 @@ class _Made(NamedTuple):
 
 
 class GrammarStore:
-    """All methods but the building run in the worker's main thread."""
+    """All methods except the building run in the worker's main thread."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
@@ -101,15 +101,15 @@ class GrammarStore:
         self._thread: threading.Thread | None = None
         self._epoch = 0
         self.is_preparing = False
-        """Whether there is something to take, now or soon."""
+        """Whether there are answers to take, now or soon."""
 
     @property
     def num_known(self) -> int:
-        """Grammars in memory, live or remembered."""
+        """How many grammars are in memory, in use or kept."""
         return len(self._known)
 
     def clear(self) -> None:
-        """Forget all live grammars, and answer no earlier requests."""
+        """Forget all grammars in use, and do not answer earlier requests."""
         self._epoch += 1
         self._live.clear()
         self._prepared.clear()
@@ -133,12 +133,12 @@ class GrammarStore:
         self._work.put((self._epoch, message))
 
     def drop(self, grammar_id: int) -> None:
-        """No row will use it any more."""
+        """Note that no row will use this grammar any more."""
         self._live.pop(grammar_id, None)
         self._forget_idle()
 
     def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
-        """Return what has become ready since the last call; with `wait`, wait until all requested grammars are."""
+        """Return answers that became ready since the last call; with `wait`, wait until all requests are answered."""
         while self._num_pending:
             try:
                 made = self._made.get(block=wait)
