@@ -1,4 +1,4 @@
-"""The application for Ray Serve: a deployment of frontends (the ingress) over one of engines."""
+"""The application for Ray Serve: a deployment of frontends (the ingress) in front of a deployment of engines."""
 
 import re
 from typing import Any
@@ -14,10 +14,10 @@ from penstock.deploy.ray.launcher import gpus_per_rank
 from penstock.deploy.ray.settings import ModelPlan, read_args
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
-"""What names of deployments do not have."""
+"""Characters that are not allowed in names of deployments."""
 
 _MAX_REQUESTS = 10_000
-"""At a time for each frontend: Serve's own bound must be beyond what the engines' queues let in."""
+"""Requests at a time for each frontend. Serve's limit must be higher than what the engines' queues accept."""
 
 
 def app(args: dict[str, Any]) -> Application:
@@ -27,7 +27,7 @@ def app(args: dict[str, Any]) -> Application:
         args: options of `penstock serve`, and `Settings`; see `settings.py`.
 
     Raises:
-        ConfigError: in one sentence, if they cannot work.
+        ConfigError: if they cannot work; the message is one sentence.
     """
     plans = read_args(args)
     longest = max(plan.config.frontend.shutdown_timeout for plan in plans)
@@ -47,7 +47,7 @@ def app(args: dict[str, Any]) -> Application:
 
 def _engines(name: str, plan: ModelPlan) -> Application:
     config, settings = plan.config, plan.settings
-    # Ray's launcher asks for what ranks need; otherwise they are processes beside the replica's.
+    # Ray's launcher requests the resources of ranks; otherwise ranks are processes beside the replica's.
     num_gpus = 0.0 if config.parallel.launcher == "ray" else gpus_per_rank(config) * config.parallel.num_ranks
     deployment = serve.deployment(
         Engine,

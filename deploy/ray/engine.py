@@ -1,8 +1,8 @@
-"""An engine as a replica of Ray Serve: scheduler and ranks are processes under it, which frontends reach by ZeroMQ.
+"""An engine as a replica of Ray Serve. Scheduler and ranks are its child processes, which frontends reach by ZeroMQ.
 
-No request goes through the replica itself. Frontends ask for its `card`, and from then on talk to its scheduler
-directly, encrypted with keys of this engine. When Serve stops the replica it is no longer among those that are asked,
-so frontends move their requests to other engines; it ends when it has none left.
+No request goes through the replica itself. Frontends ask for its `card`, and then talk to its scheduler directly,
+encrypted with keys of this engine. When Serve stops the replica, Serve no longer names it to frontends. So frontends
+move their requests to other engines, and the replica ends when it has none left.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ log = structlog.get_logger()
 _LOOK_SECONDS = 0.2
 _OF_RAY_WORKERS = frozenset(("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS"))
 STOP_SECONDS = 20.0
-"""For the processes of an engine to end, beyond `--shutdown-timeout` for its requests."""
+"""For the processes of an engine to end, in addition to `--shutdown-timeout` for its requests."""
 
 
 class EngineCard(NamedTuple):
     """How frontends reach an engine."""
 
-    name: str  # unique among all that ever were
+    name: str  # unique among all engines, including former ones
     address: str
     public_key: bytes
     secret_key: bytes
@@ -69,7 +69,7 @@ class Engine:
         keys = Path(self._folder.name) / "channel"
         make_key_file(keys)
         host = ray.util.get_node_ip_address()
-        self._port = bind(host, 0, is_shared=False)  # never listens: it keeps the port for the scheduler's restarts
+        self._port = bind(host, 0, is_shared=False)  # never listens; it reserves the port for the scheduler's restarts
         self._config = await asyncio.to_thread(_located, given)
         ipc = msgspec.structs.replace(
             self._config.ipc,
@@ -85,14 +85,14 @@ class Engine:
         model = fingerprint(open_model(self._config))
         to = EngineAddress(ipc.frontend_address, f"engine-{self._name}", model, *intervals, own)
         self._link = EngineLink(to, over_sockets(self._context), log.error)
-        # It has no requests: the link tells what the scheduler says of itself.
+        # This link sends no requests. It receives what the scheduler reports about itself.
         self._watch = RequestBook([self._link], self._config.scheduler)
         while not (self._watch.ready.is_set() or self._is_stopping):
             await self.check_health()
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def card(self) -> EngineCard:
-        """How to reach it."""
+        """How to reach this engine."""
         return self._card
 
     async def check_health(self) -> None:
@@ -101,7 +101,7 @@ class Engine:
             raise RuntimeError(f"the engine has ended with exit code {code}; its log says why")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `autoscaling.py` decides by; called by Serve."""
+        """The numbers by which `autoscaling.py` decides; called by Serve."""
         stats = self._link.stats
         if stats is None:
             return {WAITING_TOKENS: 0.0, RUNNING: 0.0, ROWS: 1.0}
@@ -144,13 +144,13 @@ def _start(config: Config) -> "subprocess.Popen[bytes]":
 
 
 def _environment() -> dict[str, str]:
-    """Of a process that may connect to the cluster by itself: not what makes this one a worker of Ray's."""
+    """Environment variables for a process that may connect to the cluster by itself, without those of a Ray worker."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_RAY_WORKERS}
     return own | {"RAY_ADDRESS": str(ray.get_runtime_context().gcs_address)}
 
 
 def _located(config: Config) -> Config:
-    """The configuration with the path of the checkpoint, which is downloaded to this node if it is not here."""
+    """The configuration with the path of the checkpoint, which is downloaded to this node if it is missing."""
     with_weights = config.worker.load_format != "dummy"
     found = located(config, with_weights=with_weights, with_tokenizer=False)
     check_checkpoint(

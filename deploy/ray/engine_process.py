@@ -1,7 +1,7 @@
-"""What runs an engine under a replica: `python -m penstock.deploy.ray.engine_process --config-fd N --parent PID`.
+"""Runs an engine under a replica: `python -m penstock.deploy.ray.engine_process --config-fd N --parent PID`.
 
-It is `penstock serve` without frontends, in a process of its own: it starts scheduler and ranks again when they die,
-and ends with the replica.
+It is `penstock serve` without frontends, in a process of its own. It restarts scheduler and ranks when they die, and
+ends with the replica.
 """
 
 import asyncio

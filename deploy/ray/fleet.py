@@ -1,11 +1,11 @@
-"""Which engines there are: a book's links follow those that Ray Serve says are running.
+"""Keeps a request book's links in line with the engines that Ray Serve says are running.
 
-    a new one         joins the book
-    one that is gone  leaves it, and its requests go on at the others: at once if another one is ready, or else when one
-                      is. Until then it keeps them: an engine that is to end waits for them.
+    new engine   its link joins the book
+    gone engine  its link leaves the book, and its requests go on at other engines: at once if another one is ready, or
+                 else as soon as one is. Until then it keeps them: an engine that must end waits for its requests.
 
-Serve names an engine no more when it has died or is to end, so both are the same here: who has died has no more to say,
-and who is to end has frontends move its requests.
+Serve no longer names an engine that has died or must end, so both cases are treated alike: a dead engine sends nothing
+more, and frontends move the requests of an engine that must end.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from penstock.frontend.engine.link import EngineLink
 log = structlog.get_logger()
 
 Ask = Callable[[], Awaitable[Sequence[EngineCard]]]
-"""Asks all engines that are running for their cards; empty if there is none, or nobody knows."""
+"""Asks all running engines for their cards; empty if there are none, or if that is unknown."""
 
 
 class Fleet:
-    """The engines of one model, as one frontend knows them."""
+    """The engines of one model that a frontend knows."""
 
     def __init__(self, ask: Ask, connect: Callable[[EngineCard], EngineLink], interval: float) -> None:
-        """`connect` makes a link, which is not open yet; `interval` is between two looks, in seconds."""
+        """`connect` makes a link, which is not open yet; `interval` is the time between two checks, in seconds."""
         self._ask = ask
         self._connect = connect
         self._interval = interval
         self._links: dict[str, EngineLink] = {}  # by the names of their engines
 
     async def first(self) -> list[EngineLink]:
-        """Wait for an engine; return the links of those there are, for the book that `follow` gets."""
+        """Wait for an engine; return the links of all known engines, for the book that `follow` gets."""
         while not (cards := await self._ask()):  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(self._interval)
         self._links = {card.name: self._connect(card) for card in cards}

@@ -1,4 +1,4 @@
-"""The frontend as Ray Serve's ingress: Serve's proxies have the sockets, and its replicas run the API's handlers.
+"""The frontend as Ray Serve's ingress: Serve's proxies own the sockets, and replicas run the API's handlers.
 
 client ──HTTP──▶ Serve's proxy ──ASGI──▶ Frontend ──ZeroMQ──▶ engines (`engine.py`), found by `fleet.py`
 """
@@ -41,21 +41,21 @@ log = structlog.get_logger()
 
 _ASK_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-"""Between two looks at which engines there are: this bounds the pause of a stream whose engine has died."""
+"""Between two checks of which engines exist. This limits the pause of a stream when its engine has died."""
 
 
 class Frontend:
     """The replica: a service for each model."""
 
     def __init__(self, *models: tuple[bytes, DeploymentHandle]) -> None:
-        """`models`: of each a Config in JSON, and its engines."""
+        """`models`: for each model, a Config in JSON, and the handle of its engines."""
         self._name = f"frontend-{serve.get_replica_context().replica_id.unique_id}"
         self._models = [
             _Model(self._name, msgspec.json.decode(config, type=Config), engines) for config, engines in models
         ]
 
     async def __serve_build_asgi_app__(self) -> AsgiApp | ManyModels:
-        """Wait for an engine of each model, and read their text sides; called by Serve after the constructor.
+        """Wait for an engine of each model, and load the models' text sides; called by Serve after the constructor.
 
         Raises:
             ConfigError: if a checkpoint cannot be served, or a file that the options name cannot be used.
@@ -68,7 +68,7 @@ class Frontend:
         if not load_api_keys(options.api_keys_file) and not options.insecure_bind:
             log.warning("there are no API keys: everybody who reaches Ray Serve's port may ask for everything")
         services = [await model.start() for model in self._models]
-        # Without keys, web pages must not use it by a name of their own: only who says so opens it to any name.
+        # Without keys, web pages must not reach it by a host name of their own, unless an option opens it to any name.
         host = "" if options.insecure_bind else "127.0.0.1"
         return AsgiApp(services[0], host) if len(services) == 1 else ManyModels(services, host)
 
@@ -135,7 +135,7 @@ class _Model:
         try:
             asked = self._engines.broadcast("card")
             answers: list[Any] = await asked.results_async(timeout_s=_ASK_SECONDS, return_exceptions=True)
-        except (RayServeException, TimeoutError):  # there is none now
+        except (RayServeException, TimeoutError):  # there is no engine now
             return ()
         return [answer for answer in answers if isinstance(answer, EngineCard)]
 

@@ -1,10 +1,10 @@
-"""`--launcher ray`: the ranks of an engine are actors on a Ray cluster, in a placement group over its nodes.
+"""`--launcher ray`: the ranks of an engine are actors on a Ray cluster, in a placement group over the cluster's nodes.
 
     this machine                         nodes of the cluster
     supervisor ── RemoteWorker ─calls─▶ RankHost (actor) ── penstock.gpu_worker
     scheduler ◀──────── tcp, encrypted ─────────────────────────┘   ranks meet over tcp
 
-All else is as usual: the death of a rank ends the group, which is started again, where there is room then.
+All else is as usual: the death of a rank ends the group. The group is started again on nodes that have room then.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ from penstock.ipc.parent import Word
 log = structlog.get_logger()
 
 _KILLED = -int(signal.SIGKILL)
-_NUM_CALLS = 8  # at a time: some wait
+_NUM_CALLS = 8  # at a time, because some calls block
 
 _held: list[socket.socket] = []
-"""They keep the ports of schedulers between their starts."""
+"""These reserve the ports of schedulers between their starts."""
 
 
 def addressed(config: Config, folder: Path) -> Config:
     """Connect to the cluster, and choose addresses that its nodes can reach.
 
     Raises:
-        ConfigError: if there is no cluster, or it can never have these ranks.
+        ConfigError: if there is no cluster, or it can never hold these ranks.
     """
     if not ray.is_initialized():
         try:
@@ -73,7 +73,7 @@ def workers(config: Config, ranks: Sequence[Rank]) -> list[Child]:
 
 
 def gpus_per_rank(config: Config) -> float:
-    """What a rank needs of a node, besides processors."""
+    """The GPUs of a node that a rank needs."""
     device = config.worker.device
     if device == "auto":
         return 1.0 if ray.is_initialized() and ray.cluster_resources().get("GPU") else 0.0
@@ -81,11 +81,11 @@ def gpus_per_rank(config: Config) -> float:
 
 
 class RankGroup:
-    """The actors of one engine's ranks. They are made anew at every start of the group."""
+    """The actors of one engine's ranks. New actors are made at every start of the group."""
 
     def __init__(self, config: Config, num_ranks: int) -> None:
         worker = config.worker
-        # Ray gives a rank processors, not cores: without a number it would take all that its node has.
+        # Ray reserves processors for a rank, but does not pin it. Without a number it would use all cores of its node.
         worker = msgspec.structs.replace(worker, num_threads=worker.num_threads or 1)
         self.config = msgspec.structs.replace(config, worker=worker)
         self.keys = channel_keys(config) or ChannelKeys(b"", b"")
@@ -122,7 +122,7 @@ class RankGroup:
 
 
 class RemoteWorker(Child):
-    """A rank under the supervisor, wherever it is."""
+    """A rank under the supervisor, on any node."""
 
     def __init__(self, group: RankGroup, rank: Rank) -> None:
         super().__init__(rank.name, "penstock.gpu_worker", group.config, *rank._replace(cores=()).arguments)
@@ -139,7 +139,7 @@ class RemoteWorker(Child):
 
     @property
     def pids(self) -> set[int]:
-        """None of this machine."""
+        """No processes of this machine."""
         return set()
 
     def signal(self, number: signal.Signals) -> None:
@@ -155,21 +155,21 @@ class _RemoteProcess:
         self._host = host
         self._on_word = on_word
         self.pid = 0
-        """On its node."""
+        """The process id on its node."""
         self.returncode: int | None = None
 
     async def start(self, config: Config, arguments: list[str], keys: ChannelKeys) -> None:
-        """Start it; it has ended at once if its node is gone."""
+        """Start the process; it counts as ended at once if its node is gone."""
         self._end = asyncio.create_task(self._follow(msgspec.json.encode(config), arguments, keys))
         self._begun = asyncio.Event()
         await self._begun.wait()
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait for the end of the process; return its exit code."""
         return await asyncio.shield(self._end)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; what is killed ends with its actor."""
+        """Send the process a signal; to kill it, its actor is killed."""
         if number == signal.SIGKILL:
             ray.kill(self._host)
         else:

@@ -1,7 +1,7 @@
-"""One API over several models, each with a service and engines of its own: the request says which one it is for.
+"""One API over several models, each with a service and engines of its own. The request names its model.
 
-POST  the body's `model`; without it, or if there is none of that name, the first model's service answers
-GET   a model's own paths by its name; lists and metrics are those of all
+POST  by `model` in the body; without it, or if no model has that name, the first model's service answers
+GET   a model's own paths by its name; lists and metrics cover all models
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class ManyModels:
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one scope by the model that it is for."""
+        """Serve one ASGI scope with the model that it names."""
         app = self._apps[0]
         if scope["type"] == "http" and scope["method"] == "POST":
             app, receive = await self._read(receive)
@@ -59,13 +59,13 @@ class ManyModels:
             if path.startswith(prefix):
                 name = path.removeprefix(prefix)
                 return self._by_name.get(name) or self._by_name.get(name.removesuffix("/ready")) or self._apps[0]
-        for service, app in zip(self._services, self._apps, strict=True):  # probes: all must be ready
+        for service, app in zip(self._services, self._apps, strict=True):  # for probes, all must be ready
             if service.engine.facts is None:
                 return app
         return self._apps[0]
 
     async def _read(self, receive: Receive) -> tuple[AsgiApp, Receive]:
-        """The application that a body is for, and the same messages once more."""
+        """The application for the model in the body, and a `receive` that repeats the messages."""
         most = max(service.max_body_bytes for service in self._services)
         came: list[Message] = []
         body = b""
@@ -77,7 +77,7 @@ class ManyModels:
         try:
             name = msgspec.json.decode(body, type=_Asked).model
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            name = None  # the handler says what is wrong
+            name = None  # the handler reports the error
         again = iter(came)
 
         async def replay() -> Message:
@@ -87,7 +87,7 @@ class ManyModels:
 
 
 def _of_all(route: Route, services: Sequence[Service]) -> Route:
-    """The route, answering for all models if it lists them."""
+    """The route; if it lists models, it answers for all of them."""
 
     async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
         answers = [await operations.list_models(each, record, body) for each in services]

@@ -1,4 +1,4 @@
-"""The actor that has one rank: its process, on whichever node Ray has put the actor."""
+"""The actor of one rank: it runs the rank's process on the node where Ray has put the actor."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ from penstock.ipc.key_file import ChannelKeys
 
 
 class RankHost:
-    """Starts one process of `penstock.gpu_worker`, which ends with the actor, and passes on what it says.
+    """Starts one process of `penstock.gpu_worker`, which ends with the actor, and passes on its messages.
 
-    Its calls run in several threads: `next_words` and `wait` block.
+    Its calls run in several threads, because `next_words` and `wait` block.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class RankHost:
         """Start the process; return its id.
 
         Args:
-            config: a Config in JSON; its files for keys and model are looked for on this node.
+            config: a Config in JSON; its files for keys and model must be on this node.
             arguments: of the process.
             keys: of the engine's channels.
         """
@@ -52,7 +52,7 @@ class RankHost:
         given = _here(
             msgspec.structs.replace(given, ipc=msgspec.structs.replace(given.ipc, channel_key_file=str(path)))
         )
-        # The kernel ends the process when the thread ends that has started it, so that one waits for it.
+        # The kernel ends the process when the thread that started it ends. So that thread waits for the process.
         threading.Thread(target=self._run, args=(given, arguments), daemon=True).start()
         self._started.wait()
         if self._process is None:
@@ -73,7 +73,7 @@ class RankHost:
         self._ended.set()
 
     def next_words(self) -> bytes:
-        """What the process has said since the last call, as it wrote it; waits for something. Nothing at its end."""
+        """The bytes that the process has written since the last call; waits for some. Empty when the process ends."""
         return os.read(self._words, 4096)
 
     def wait(self) -> int:
@@ -89,7 +89,7 @@ class RankHost:
 
 
 def _here(config: Config) -> Config:
-    """The configuration with a model that this node has: at the same path, or else of the hub by its name."""
+    """The configuration with a model on this node: at the same path, or else by its name on the hub."""
     if not config.model.model or Path(config.model.model).exists():
         return config
     [name] = config.model.served_model_name[:1] or (config.model.model,)

@@ -1,7 +1,7 @@
-"""What the application is told (`args` in Serve's YAML, NAME=VALUE after `serve run`), and what follows from it.
+"""The application's arguments (`args` in Serve's YAML, NAME=VALUE after `serve run`), and the plan that they make.
 
 args                 options of `penstock serve`, without the leading dashes, and the settings below
-args: {models: […]}  several models: each with its own options and settings, over those beside it
+args: {models: […]}  several models, each with its own options and settings, which override those beside `models`
 """
 
 from argparse import Namespace
@@ -25,7 +25,7 @@ _NOT_OURS = {
     },
     "parallel": {"data_parallel_size", "role"},
 }
-"""Options that have no effect here: Serve has the HTTP server and the number of engines, and addresses are chosen."""
+"""Options without effect here: Serve has the HTTP server and the number of engines, and addresses are chosen."""
 
 _WHY = {
     "frontend": "Ray Serve has the HTTP server: see its http_options",
@@ -37,12 +37,12 @@ _WHY = {
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one model is spread over the cluster."""
 
-    min_engines: Annotated[int, Meta(ge=1)] = 1  # engines tell how much waits for them: none would stay none
+    min_engines: Annotated[int, Meta(ge=1)] = 1  # not 0, because only engines report the load
     max_engines: Annotated[int, Meta(ge=0)] = 0  # 0: as many as min_engines
-    target_waiting_tokens: Annotated[int, Meta(ge=1)] = 4096  # more than these wait per engine: one more is started
-    upscale_delay: Annotated[float, Meta(ge=0.0)] = 5.0  # seconds for which more engines must be wanted
-    downscale_delay: Annotated[float, Meta(ge=0.0)] = 300.0  # seconds for which fewer must do
-    num_frontends: Annotated[int, Meta(ge=1)] = 1  # replicas of the ingress; only beside `models`, not in them
+    target_waiting_tokens: Annotated[int, Meta(ge=1)] = 4096  # if more wait per engine, one more is started
+    upscale_delay: Annotated[float, Meta(ge=0.0)] = 5.0  # seconds for which more engines must be needed
+    downscale_delay: Annotated[float, Meta(ge=0.0)] = 300.0  # seconds for which fewer engines must suffice
+    num_frontends: Annotated[int, Meta(ge=1)] = 1  # replicas of the ingress; only beside `models`, not in it
     cpus_per_engine: Annotated[float, Meta(ge=0.0)] = 1.0  # for its scheduler, and its worker on a CPU
 
     @property

@@ -1,1 +1,1 @@
-"""KV pages that workers of other engines read, and those that this one reads there."""
+"""KV pages that workers of other engines read from this one, and pages that this one reads from them."""

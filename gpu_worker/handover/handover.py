@@ -1,4 +1,4 @@
-"""Both sides of prefill and decode apart, as the worker's loop meets them."""
+"""Both sides of a handover between prefill and decode engines, for the worker's loop."""
 
 import os
 import socket as sockets_of_host
@@ -32,7 +32,7 @@ Order = OfferKV | WithdrawKV | ReceiveKV | StopReceivingKV
 
 
 class Handover:
-    """What other workers read of this one, and what it reads of them."""
+    """The pages that other workers read from this one, and those that it reads from them."""
 
     def __init__(self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model) -> None:
         """Raises ConfigError if the wanted transport or address cannot be used."""
@@ -59,7 +59,7 @@ class Handover:
         places = {name: place for name, each in transports.items() if (place := each.place()) is not None}
         pages = described(hello, kv)
         self.source = KVSource(_reached(self._offers.address, address), tuple(transports), pages, places)
-        """How other workers read this one's pages."""
+        """How other workers can read this worker's pages."""
 
     @property
     def is_busy(self) -> bool:
@@ -81,15 +81,15 @@ class Handover:
         return self._receiver.take_done()
 
     def begin_step(self, step_id: int) -> None:
-        """A step is about to be launched."""
+        """Note that a step is about to be launched."""
         self._offers.begin_step(step_id)
 
     def end_step(self, step_id: int) -> None:
-        """A step has been computed."""
+        """Note that a step has been computed."""
         self._offers.end_step(step_id)
 
     def begin(self) -> None:
-        """The scheduler starts afresh: nothing is offered, and nothing is written for what it ordered before."""
+        """The scheduler starts afresh: withdraw all offers, and write nothing more for its earlier orders."""
         self._offers.clear()
         self._receiver.clear()
 
@@ -103,7 +103,7 @@ class Handover:
 
 
 def _address(config: Config, rank: Rank) -> str:
-    """Where this rank's readers connect to."""
+    """The address to which this rank's readers connect."""
     wanted, worker = config.parallel.kv_transfer_address, config.ipc.worker_address
     if wanted:
         parts = urlsplit(wanted)
@@ -114,7 +114,7 @@ def _address(config: Config, rank: Rank) -> str:
 
 
 def _reached(bound: str, wanted: str) -> str:
-    """The address of a socket as others reach it: a name instead of the interface that it was bound to."""
+    """The address at which other hosts reach a socket: with a name instead of the interface to which it is bound."""
     if not is_tcp(bound):
         return bound
     host = urlsplit(wanted).hostname or "*"

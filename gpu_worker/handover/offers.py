@@ -1,10 +1,10 @@
-"""What a worker tells readers of its KV pages: which of them are there, layer by layer while a step computes them.
+"""What a worker tells readers of its KV pages: which layers of them are complete, while a step computes them.
 
     OfferKV, then its plan ──▶ KVPages to the reader
-    layers of the step end ──▶ KVLayers: these can be read      (where the kernels count them; else when the step ends)
+    layers of the step end ──▶ KVLayers: these can be read      (if the kernels count layers; else when the step ends)
     ReadKV                 ──▶ KVData, for readers that cannot reach the pool themselves
 
-A thread has the socket, so that readers are served during steps. A reader may come at any time: it gets everything
+A thread has the socket, so that readers are served during steps. A reader may connect at any time, and gets everything
 from the beginning. The scheduler keeps the pages until it has been told that they were read.
 """
 
@@ -38,15 +38,15 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 _LOOK_MS = 1
-"""While a step computes offered pages, the thread looks so often how far it is."""
+"""While a step computes offered pages, the thread checks its progress this often."""
 
 
 class _Offer:
     def __init__(self, message: OfferKV) -> None:
         self.step_id = message.step_id
         self.pages = message.pages
-        self.num_layers = 0  # that can be read
-        self.num_told = -1  # of these, to the reader; -1: not even the pages
+        self.num_layers = 0  # layers that can be read
+        self.num_told = -1  # layers that the reader has been told of; -1: it does not know the pages yet
 
 
 class _Handover:
@@ -56,14 +56,14 @@ class _Handover:
 
 
 class Progress(NamedTuple):
-    """How far the step is that is being computed."""
+    """The progress of the current step."""
 
-    counter: npt.NDArray[np.int64]  # [1]: layers of the model that have written their KV; set by whatever computes
-    kv_layers: list[int]  # for 0, 1, ... of these: layers of the pool that are complete
+    counter: npt.NDArray[np.int64]  # [1]: layers of the model that have written their KV; the kernels update it
+    kv_layers: list[int]  # for 0, 1, ... such layers: how many layers of the pool are complete
 
 
 class Offers:
-    """All methods but those of the thread run in the worker's main thread; none of them waits."""
+    """All methods except those of the thread run in the worker's main thread, and none of them waits."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Offers:
     ) -> None:
         """
         Args:
-            blocks: of the pool, [parts, pages, elements].
-            num_layers: of the pool.
-            progress: None if nobody counts layers.
-            address: where to listen; port 0 for any.
+            blocks: the pool's, [parts, pages, elements].
+            num_layers: layers in the pool.
+            progress: None if layers are not counted.
+            address: where to listen; port 0 for any port.
             context: of the socket.
-            keys: if the address is tcp://.
+            keys: needed if the address is tcp://.
         """
         self._blocks = blocks
         self._num_layers = num_layers
         self._progress = progress
-        self._lock = threading.Lock()  # over all that follows
+        self._lock = threading.Lock()  # guards all fields below
         self._handovers: dict[str, _Handover] = {}
-        self._step_id = -1  # of the step that is being computed
+        self._step_id = -1  # of the current step
         self._is_closed = False
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._codec: Codec[FromReader] = Codec(FromReader)
@@ -100,17 +100,17 @@ class Offers:
     # --- in the main thread -------------------------------------------------------------------
 
     def offer(self, message: OfferKV) -> None:
-        """Pages that the step is about to fill."""
+        """Offer pages that the next step fills."""
         with self._lock:
             self._handovers.setdefault(message.handover_id, _Handover()).offers.append(_Offer(message))
 
     def withdraw(self, message: WithdrawKV) -> None:
-        """Pages that are given to others."""
+        """Withdraw pages that are given to other sequences."""
         with self._lock:
             self._handovers.pop(message.handover_id, None)
 
     def begin_step(self, step_id: int) -> None:
-        """A step begins; call this before anything is launched."""
+        """Note that a step begins; call this before anything is launched."""
         if not self._handovers:
             return
         with self._lock:
@@ -120,7 +120,7 @@ class Offers:
         self._wake()
 
     def end_step(self, step_id: int) -> None:
-        """A step has been computed."""
+        """Note that a step has been computed."""
         if not self._handovers:
             return
         with self._lock:
@@ -131,7 +131,7 @@ class Offers:
         self._wake()
 
     def clear(self) -> None:
-        """The scheduler starts afresh: nothing is offered."""
+        """The scheduler starts afresh: withdraw all offers."""
         with self._lock:
             self._handovers.clear()
             self._step_id = -1
@@ -170,7 +170,7 @@ class Offers:
                 self._hear()
 
     def _look(self) -> bool:
-        """See how far the current step is; return whether it is worth looking again soon."""
+        """Check the progress of the current step; return whether to check again soon."""
         if self._step_id < 0 or self._progress is None:
             return False
         counter, kv_layers = self._progress

@@ -1,4 +1,4 @@
-"""What is in a KV pool, as workers of different engines must agree on it, and which parts of a page a layer has."""
+"""The properties of a KV pool on which workers of different engines must agree, and a layer's parts of a page."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ Columns = npt.NDArray[np.int32]
 
 
 def described(hello: WorkerHello, kv: KVPool) -> tuple[tuple[str, str], ...]:
-    """Return what must be equal on both sides, as (name, value)."""
+    """Return the properties that must be equal on both sides, as (name, value)."""
     groups = "; ".join(
         f"layers {','.join(map(str, group.layers))}: {group.page_size} tokens, {group.num_kv_heads} heads of "
         f"{group.head_dim}, window {group.window}, {'keys and values' if group.has_values else 'keys'}"
@@ -36,7 +36,7 @@ def columns(buffer: bytes) -> Columns:
 
 
 def kv_layers_done(config: ModelConfig) -> list[int]:
-    """Return for 0, 1, ... layers of the model that have been computed how many layers of the pool are complete."""
+    """Return how many layers of the pool are complete when 0, 1, ... layers of the model have been computed."""
     index: Sequence[int] = tuple(config.kv_index.values()) if isinstance(config, Decoder) else range(len(config.kv))
     done = [0]
     for layer in index:
@@ -45,7 +45,7 @@ def kv_layers_done(config: ModelConfig) -> list[int]:
 
 
 def parts_of(group: PageGroup, first: int, end: int) -> slice:
-    """The parts of a page that layers `first` .. `end - 1` of the pool have; those of a group follow each other."""
+    """The parts of a page that belong to layers `first` .. `end - 1` of the pool; a group's parts are consecutive."""
     step = 1 + group.has_values
     before = sum(layer < first for layer in group.layers)
     up_to = sum(layer < end for layer in group.layers)

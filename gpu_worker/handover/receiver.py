@@ -1,13 +1,13 @@
-"""Fills pages from those of other engines, beside the steps.
+"""Fills pages from those of other engines, while steps run.
 
     ReceiveKV ──▶ follow the handover at the worker of the same rank there
-    KVPages   ──▶ which of its pages go to which of ours
-    KVLayers  ──▶ read these layers of them, by the best transport that both have
-    all layers of all pages are there ──▶ KVReceived
+    KVPages   ──▶ which of its pages go to which pages here
+    KVLayers  ──▶ read these layers of the pages, by the best transport that both have
+    all layers of all pages have arrived ──▶ KVReceived
 
 A thread has the sockets and does all reads. It writes to the pool under a lock, so that nothing is written any more
-once the scheduler has started afresh. A transport that fails is switched off for good, which the log says; the
-next handover goes by another one.
+once the scheduler has started afresh. A transport that fails is logged and switched off for good. The next handover
+uses another transport.
 """
 
 import os
@@ -45,25 +45,25 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 _POLL_MS = 1
-"""How often reads are looked at that end without a message."""
+"""How often to check reads that end without a message."""
 
 
 class _Receipt:
-    """A handover as one rank receives it."""
+    """A handover on the receiving side, for one rank."""
 
     def __init__(self, message: ReceiveKV, link: "_Link") -> None:
         self.handover_id = message.handover_id
         self.link = link
         pages = columns(message.pages)
         self.places = {(int(group), int(index)): int(page) for group, index, page in pages}
-        self.num_missing = len(pages)  # of which some layers are not there
-        self.offers: dict[int, tuple[Columns, int]] = {}  # their pages, and how many layers have been asked for
-        self.num_reads = 0  # under way
+        self.num_missing = len(pages)  # pages with missing layers
+        self.offers: dict[int, tuple[Columns, int]] = {}  # the offers' pages, and how many layers were requested
+        self.num_reads = 0  # reads in progress
         self.num_bytes = 0
 
 
 class _Link:
-    """The socket to another worker, and what reads its pages."""
+    """The socket to another worker, and the reader of its pages."""
 
     def __init__(self, socket: zmq.Socket[bytes], source: KVSource) -> None:
         self.socket = socket
@@ -74,14 +74,14 @@ class _Link:
         self.reads: dict[int, _Receipt] = {}
 
     def close(self) -> None:
-        """Close the socket, and that of its monitor: the context waits for both."""
+        """Close the socket, and its monitor's socket, because the context waits for both."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
 
 
 class Place(NamedTuple):
-    """What links are made with."""
+    """What is needed to make links."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     keys: ChannelKeys | None
@@ -89,10 +89,10 @@ class Place(NamedTuple):
 
 
 class Receiver:
-    """All methods but those of the thread run in the worker's main thread; none of them waits for another engine."""
+    """All methods except those of the thread run in the worker's main thread; none of them waits for another engine."""
 
     def __init__(self, kv: KVPool, transports: dict[str, Transport], place: Place) -> None:
-        """`transports`: the best first; those that fail are taken out."""
+        """`transports`: the best first; a transport that fails is removed."""
         self._kv = kv
         self._num_layers = sum(len(group.layers) for group in kv.groups)
         self._part_bytes = kv.blocks.shape[2] * kv.blocks.element_size()
@@ -100,7 +100,7 @@ class Receiver:
         self._failed: tuple[str, ...] = ()
         self._place = place
         self._codec: Codec[ToReader] = Codec(ToReader)
-        self._lock = threading.Lock()  # over all that follows, and each write to the pool
+        self._lock = threading.Lock()  # guards all fields below, and each write to the pool
         self._orders: deque[ReceiveKV | StopReceivingKV] = deque()
         self._receipts: dict[str, _Receipt] = {}
         self._links: dict[str, _Link] = {}  # by address; used by the thread, or under the lock while it waits
@@ -121,7 +121,7 @@ class Receiver:
         return self._num_due > 0
 
     def order(self, message: ReceiveKV | StopReceivingKV) -> None:
-        """Begin, or end, what the scheduler has decided."""
+        """Begin or end a handover, as the scheduler has decided."""
         with self._lock:
             self._orders.append(message)
             self._num_due += isinstance(message, ReceiveKV)
@@ -136,7 +136,7 @@ class Receiver:
         return done
 
     def clear(self) -> None:
-        """The scheduler starts afresh: after this, nothing is written for what it ordered before."""
+        """The scheduler starts afresh: after this, nothing is written for its earlier orders."""
         with self._lock:
             self._orders.clear()
             self._receipts.clear()
@@ -242,7 +242,7 @@ class Receiver:
                 self._guarded(link, partial(self._take, link, message, data))
 
     def _guarded(self, link: _Link, act: Callable[[], None]) -> None:
-        """Do something with a link's reader; if that fails, its transport is switched off."""
+        """Call `act`, which uses a link's reader; if it fails, switch off the reader's transport."""
         try:
             act()
             if link.reader is not None:
@@ -306,7 +306,7 @@ class Receiver:
     # --- ends -----------------------------------------------------------------------------------
 
     def _end(self, receipt: _Receipt, error: str = "") -> None:
-        """Answer. What is still being read for it must have ended by then."""
+        """Answer. All reads for the receipt must have ended before."""
         link = receipt.link
         del self._receipts[receipt.handover_id]
         numbers = [number for number, each in link.reads.items() if each is receipt]
@@ -343,7 +343,7 @@ class Receiver:
             self._end(receipt, reason)
 
     def _give_up(self, link: _Link, reason: str) -> None:
-        """What comes for the next handover comes over a new connection."""
+        """Close the link, so that the next handover uses a new connection."""
         self._break(link, reason)
         del self._links[link.source.address]
         link.close()

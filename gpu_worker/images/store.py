@@ -1,4 +1,4 @@
-"""The embeddings of pictures: made beside the steps, a slice of the tower at a time, and kept until dropped."""
+"""The embeddings of pictures. They are made between steps, part by part of the tower's work, and kept until dropped."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, Pixe
 
 
 class PixelsLostError(Exception):
-    """Whoever made the pixels has ended, or has given the request up."""
+    """The process that made the pixels has ended, or has given up the request."""
 
 
 class _Encoding:
@@ -23,12 +23,12 @@ class _Encoding:
 
     def __init__(self, message: EncodeImage) -> None:
         self.message = message
-        self.parts: Iterator[Tensor | None] | None = None  # None: not begun
+        self.parts: Iterator[Tensor | None] | None = None  # None: not begun yet
         self.seconds = 0.0
 
 
 class EmbeddingStore:
-    """See above. Nothing is computed but in `work`."""
+    """See the module. Only `work` computes."""
 
     def __init__(self, tower: Tower) -> None:
         self.tower = tower
@@ -43,15 +43,15 @@ class EmbeddingStore:
 
     @property
     def is_due(self) -> bool:
-        """Whether it should be done now."""
+        """Whether `work` should be called now."""
         return bool(self._waiting) and self._turns.is_towers(time.perf_counter())
 
     def yields_to(self, plan: StepPlan) -> bool:
-        """Whether what is due lets this step go first."""
+        """Whether due work lets this step go first."""
         return self._turns.yields_to(plan)
 
     def stepped(self) -> None:
-        """A step has been computed on the same device."""
+        """Note that a step has been computed on the same device."""
         self._turns.stepped()
 
     def embeddings(self, embedding_id: int) -> Tensor:
@@ -59,7 +59,7 @@ class EmbeddingStore:
         return self._made[embedding_id]
 
     def order(self, message: EncodeImage | DropEmbedding) -> None:
-        """Make a picture's embeddings, or forget them."""
+        """Begin to make a picture's embeddings, or forget them."""
         if isinstance(message, EncodeImage):
             self._waiting.append(_Encoding(message))
             return
@@ -74,8 +74,8 @@ class EmbeddingStore:
 
     @torch.inference_mode()
     def work(self, seconds: float) -> ImageEncoded | None:
-        """Go on with the oldest picture for about so long, at least by one part; what has become of it, once it is
-        ready or has failed."""
+        """Go on with the oldest picture for about this many seconds, but at least by one part. Return the answer once
+        the picture is ready or has failed."""
         if not self._waiting:
             return None
         began = time.perf_counter()
@@ -103,11 +103,11 @@ class EmbeddingStore:
         return ImageEncoded(message.embedding_id, int(encoding.seconds * 1e6))
 
     def _checked(self, message: EncodeImage) -> Tensor:
-        """The pixel values, if they are as many as the grid says.
+        """The pixel values, checked against the grid.
 
         Raises:
-            PixelsLostError: they are gone.
-            ValueError: they are not what the tower takes.
+            PixelsLostError: the pixels are gone.
+            ValueError: the tower does not take such pixels.
         """
         vision = self.tower.vision
         if vision.num_embeddings(message.grid) != message.num_embeddings:
@@ -123,8 +123,8 @@ def read_pixels(pixels: PixelRef, name: str) -> Tensor:
     """One of the tensors that the processor made, in fp32.
 
     Raises:
-        PixelsLostError: they are gone.
-        ValueError: there is no such tensor, or it is not within its memory.
+        PixelsLostError: the pixels are gone.
+        ValueError: there is no such tensor, or it exceeds its memory.
     """
     its = next((tensor for tensor in pixels.tensors if tensor.name == name), None)
     if its is None or its.dtype != "float32":

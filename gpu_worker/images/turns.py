@@ -1,19 +1,19 @@
-"""When a vision tower goes on, on a device that it shares with steps."""
+"""Decides when a vision tower may go on, on a device that it shares with steps."""
 
 import numpy as np
 
 from penstock.ipc.messages import StepPlan
 
 _STEPS_SHARE = 2.0
-"""While there are steps, the tower stays away for so many times the time that it has just had: beside a flood of images
+"""While there are steps, the tower pauses for this many times the time of its last turn. So during a flood of images,
 streams go on at about two thirds of their speed."""
 
 _MOST_YIELDED = 4
-"""Steps with prompts in a row that come before the tower: more would keep it waiting where prompts never end."""
+"""The most consecutive steps with prompts that go before the tower; without a limit it might wait for ever."""
 
 
 class Turns:
-    """The tower's. Times are in seconds, of one clock."""
+    """The tower's turns. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._not_before = 0.0
@@ -27,7 +27,7 @@ class Turns:
     def yields_to(self, plan: StepPlan) -> bool:
         """Whether the tower, whose turn it is, lets this step go first.
 
-        A step with a prompt is long already: the tower's time on top of it is what streams would feel most.
+        A step with a prompt is long already, so streams would feel the tower's additional time most there.
         """
         num_new, num_drafts = (np.frombuffer(each, dtype=np.int32) for each in (plan.num_new, plan.num_drafts))
         has_prompt = num_new.sum() - num_drafts.sum() > num_new.shape[0]
@@ -35,10 +35,10 @@ class Turns:
         return self._num_yielded > 0
 
     def stepped(self) -> None:
-        """A step has been computed."""
+        """Note that a step has been computed."""
         self._are_shared = True
 
     def encoded(self, began: float, ended: float) -> None:
-        """The tower has had its turn."""
+        """Note a turn of the tower."""
         self._not_before = ended + (ended - began) * _STEPS_SHARE if self._are_shared else ended
         self._are_shared = False

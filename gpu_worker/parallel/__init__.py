@@ -1,1 +1,1 @@
-"""What the ranks that hold a model together exchange."""
+"""Exchange between the ranks that hold a model together."""

@@ -8,7 +8,7 @@ from penstock.core.config.ranks import Place
 
 
 class Alone:
-    """See `Ranks`: there is nobody else."""
+    """See `Ranks`. There are no other ranks."""
 
     place = Place()
 

@@ -13,23 +13,23 @@ from penstock.core.config import ConfigError
 from penstock.core.config.ranks import Place
 
 MEETING_TIME = timedelta(minutes=10)
-"""For all ranks to come: they may start at different times on different hosts."""
+"""For all ranks to arrive: they may start at different times on different hosts."""
 
 SILENCE_TIME = timedelta(hours=1)
-"""For a call. Who dies is noticed by its closed connections, and who hangs by the scheduler."""
+"""For a call. A dead rank is noticed by its closed connections, and a hanging one by the scheduler."""
 
 
 def meet(address: str, place: Place, device: torch.device) -> "Distributed":
     """Wait until all ranks of the group are there.
 
     Args:
-        address: `tcp://host:port`, at which rank 0 listens; or `file://path`, on one host, which must not exist before
-            the first of them comes.
-        place: this rank's.
+        address: `tcp://host:port`, at which rank 0 listens; or `file://path` on one host. The file must not exist
+            before the first rank arrives.
+        place: this rank's place.
         device: where its tensors are.
 
     Raises:
-        ConfigError: if the address is of another kind.
+        ConfigError: if it is another kind of address.
     """
     num_ranks = place.num_tensor * place.num_stages
     dist.init_process_group(
@@ -60,10 +60,10 @@ class Distributed:
     """See `Ranks`."""
 
     def __init__(self, place: Place) -> None:
-        """Every rank of the group makes this at the same time, once `torch.distributed` is set up."""
+        """Every rank of the group must make this object at the same time, once `torch.distributed` is set up."""
         self.place = place
         stages = range(place.num_stages)
-        # Every rank takes part in making each of them.
+        # Every rank must take part in making each subgroup.
         groups = [
             dist.new_group([place._replace(stage=i, tensor=j).number for j in range(place.num_tensor)]) for i in stages
         ]

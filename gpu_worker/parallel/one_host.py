@@ -1,4 +1,4 @@
-"""Tensor ranks of one host: what they exchange within their stage goes through memory that they share."""
+"""Tensor ranks on one host. Within their stage they exchange numbers through shared memory."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ _ADDRESS_BYTES = 128
 
 
 class OneHost:
-    """See `Ranks`. What does not go through shared memory, the others do."""
+    """See `Ranks`. Calls that cannot use shared memory are passed to other `Ranks`."""
 
     def __init__(self, others: Ranks, shared: SharedRanks) -> None:
         self.place = others.place
@@ -49,9 +49,9 @@ class OneHost:
 
 
 def in_shared_memory(ranks: Ranks, library: Library) -> Ranks:
-    """The same ranks, with shared memory between those of a stage, if these are all on one host and see each other.
+    """The same ranks; with shared memory within a stage, if all of its ranks are on one host and see each other.
 
-    Every rank of the stage calls this at the same time.
+    Every rank of the stage must call this at the same time.
     """
     place = ranks.place
     if place.num_tensor == 1:
@@ -72,14 +72,14 @@ def in_shared_memory(ranks: Ranks, library: Library) -> Ranks:
 
 
 def program_ranks(ranks: Ranks, library: Library) -> SharedRanks | DistantRanks | None:
-    """Who adds up what ranks compute in native programs; None for a rank that has whole layers."""
+    """The object that sums over ranks in native programs; None for a rank that has whole layers."""
     if ranks.place.num_tensor == 1:
         return None
     return ranks.shared if isinstance(ranks, OneHost) else DistantRanks(library, ranks.all_reduce)
 
 
 def _exchanged(ranks: Ranks, message: bytes) -> list[list[int]]:
-    """The messages, equally long, of all tensor ranks."""
+    """The messages of all tensor ranks, which must have equal lengths."""
     gathered = ranks.all_gather(torch.frombuffer(bytearray(message), dtype=torch.uint8))
     found: list[list[int]] = gathered.view(ranks.place.num_tensor, -1).tolist()
     return found

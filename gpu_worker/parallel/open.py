@@ -13,18 +13,18 @@ def open_ranks(config: Config, number: int, device: torch.device, library: Libra
     """Wait for the other ranks, if there are any.
 
     Args:
-        config: with the size of the group, and the address.
-        number: the rank.
+        config: has the size of the group, and the address.
+        number: this rank's number.
         device: where its tensors are.
-        library: the native CPU kernels, if these compute: ranks of one host then share memory.
+        library: the native CPU kernels, if they compute. Then ranks on one host share memory.
 
     Raises:
-        ConfigError: if they cannot meet at the address.
+        ConfigError: if the ranks cannot meet at the address.
     """
     place = Place.of(number, config.parallel)
     if place.is_alone:
         return Alone()
-    from penstock.gpu_worker.parallel.distributed import meet  # takes time that one worker need not spend
+    from penstock.gpu_worker.parallel.distributed import meet  # slow to import, and not needed by a single worker
 
     ranks = meet(config.ipc.rendezvous_address, place, device)
     if library is None:

@@ -1,4 +1,4 @@
-"""What one rank can do together with the others of its group."""
+"""The operations of a rank together with the other ranks of its group."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,14 +9,14 @@ from penstock.core.config.ranks import Place
 
 
 class Ranks(Protocol):
-    """The group as one of its ranks sees it. Every rank of a stage makes the same calls in the same order.
+    """One rank's view of its group. Every rank of a stage must make the same calls in the same order.
 
-    A call raises if another rank is gone, and whenever the group has no future; it may block until the others call.
+    A call may block until the others make it. It raises if another rank is gone or the group cannot go on.
     """
 
     @property
     def place(self) -> Place:
-        """This rank's."""
+        """This rank's place."""
 
     # --- within the stage -----------------------------------------------------------------------
 
@@ -30,12 +30,12 @@ class Ranks(Protocol):
         """Give each tensor rank its rows.
 
         Args:
-            x: [sum(sent), ...], first those for tensor rank 0.
+            x: [sum(sent), ...], first the rows for tensor rank 0.
             sent: how many rows each tensor rank gets.
-            received: how many come from each.
+            received: how many rows each tensor rank sends.
 
         Returns:
-            [sum(received), ...], first those from tensor rank 0.
+            [sum(received), ...], first the rows from tensor rank 0.
         """
 
     # --- between stages -------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""How the bytes of KV pages come from another worker: one file each, behind one protocol."""
+"""Transports, which bring the bytes of KV pages from another worker: one file each, with one interface."""

@@ -2,8 +2,8 @@
 
 Written against NIXL's documented Python API (`nixl._api.nixl_agent`: `register_memory`, `get_agent_metadata`,
 `add_remote_agent`, `get_xfer_descs`, `initialize_xfer` with "READ", `transfer`, `check_xfer_state`,
-`release_xfer_handle`). It has not been run with NIXL itself, which needs such hardware: tests give it a neighbour with
-the same methods, which copies.
+`release_xfer_handle`). It has not been run with NIXL itself, which needs such hardware. Tests replace NIXL by a fake
+with the same methods, which copies.
 """
 
 import base64
@@ -20,7 +20,7 @@ from penstock.gpu_worker.handover.transports.transport import Pool, Read, Reader
 from penstock.ipc.messages import KVSource, Message
 
 _LOOK_SECONDS = 0.0002
-"""Between two looks at a transfer that must end before its reader is closed."""
+"""Between two checks of a transfer that must end before its reader is closed."""
 
 
 class Nixl:
@@ -36,7 +36,7 @@ class Nixl:
         try:
             self._agent: Any = nixl_agent(f"penstock-{secrets.token_hex(8)}")
             self._registered: Any = self._agent.register_memory(pool.blocks)
-        except Exception as error:  # whatever its backends raise: there are other transports
+        except Exception as error:  # whatever its backends raise, since there are other transports
             raise TransportError(f"NIXL cannot register the KV pool: {error}") from None
 
     def place(self) -> bytes | None:
@@ -115,7 +115,7 @@ class _AgentReader:
     def close(self) -> None:
         for handle in self._under_way.values():
             while self._agent.check_xfer_state(handle) == "PROC":
-                time.sleep(_LOOK_SECONDS)  # it would still write to our pages
+                time.sleep(_LOOK_SECONDS)  # the transfer would still write to this worker's pages
             self._agent.release_xfer_handle(handle)
         self._under_way.clear()
         self._agent.remove_remote_agent(self._peer)

@@ -1,4 +1,4 @@
-"""The transports that there are, the best first."""
+"""All transports, the best first."""
 
 import structlog
 
@@ -14,7 +14,7 @@ def make_transport(name: str, pool: Pool) -> Transport:
     """Return a transport of this worker.
 
     Raises:
-        TransportError: if it cannot be used here.
+        TransportError: if the transport cannot be used here.
     """
     match name:
         case "shared_memory":
@@ -35,7 +35,7 @@ def make_transports(wanted: KVTransportName, pool: Pool) -> dict[str, Transport]
     """Return the transports that can be used here, the best first.
 
     Raises:
-        TransportError: if the only one that is wanted cannot be used.
+        TransportError: if a single transport is wanted, and cannot be used.
     """
     found: dict[str, Transport] = {}
     for name in NAMES if wanted == "auto" else (wanted,):

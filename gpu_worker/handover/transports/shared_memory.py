@@ -1,8 +1,8 @@
 """Pages in memory that processes of one host share: the reader maps the other worker's pool and copies from it.
 
-A pool with a role lies in a memory file, which has no name in any folder: others open it as a descriptor of the worker
-that has made it, and check by its random title that it is this one and not that of a later process with the same
-number. It lives as long as anybody has it mapped, so a reader never touches memory that is gone.
+The pool of an engine with a role is in a memory file, which has no name in any folder. Readers open it as a file
+descriptor of the worker that made it. By its random title they check that it is not the file of a later process with
+the same process id. The file lives as long as a process has it mapped, so a reader never touches memory that is gone.
 """
 
 import mmap
@@ -58,7 +58,7 @@ class SharedMemory:
 
 
 class _MappedReader:
-    """Copies each run of pages with one call, straight from their pool to ours."""
+    """Copies each run of pages with one call, directly from the other pool to this worker's."""
 
     polls = False
 
@@ -89,7 +89,7 @@ class _MappedReader:
 
 
 def runs(read: Read) -> Iterator[tuple[int, int, int]]:
-    """Divide a read into runs of pages that follow each other on both sides, as (theirs, ours, count)."""
+    """Divide a read into runs of pages that are consecutive on both sides, as (theirs, ours, count)."""
     theirs, ours = read.theirs, read.ours
     if not len(theirs):
         return

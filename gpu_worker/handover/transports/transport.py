@@ -1,4 +1,4 @@
-"""What a transport is, and which ones there are."""
+"""The interface of transports."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -17,7 +17,7 @@ class TransportError(Exception):
 
 
 class Read(NamedTuple):
-    """Parts of some pages, to be read into as many of our own."""
+    """A read of parts of some pages, into as many pages of this worker."""
 
     number: int  # unique among the reads of a reader
     parts: slice  # of `KVPool.blocks`
@@ -29,55 +29,55 @@ class Reader(Protocol):
     """Reads the pages of one rank of another engine, all from one thread."""
 
     def begin(self, read: Read) -> None:
-        """Begin to read.
+        """Begin a read.
 
         Raises:
-            TransportError: if it cannot.
+            TransportError: if that is impossible.
         """
 
     def take_done(self) -> list[int]:
         """Return the numbers of the reads that have ended since the last call.
 
         Raises:
-            TransportError: if one has failed.
+            TransportError: if a read has failed.
         """
 
     def take(self, number: int, data: memoryview) -> None:
-        """Bytes have come over the socket, if that is how they come."""
+        """Take bytes that have arrived over the socket, for transports that use it."""
 
     def stop(self, number: int) -> bool:
-        """End a read that is not wanted any more: nothing is written for it after this returns.
+        """End a read that is not wanted any more, so that nothing is written for it after this returns.
 
-        Returns False if only `close` can see to that.
+        Returns False if only `close` can make sure of that.
         """
 
     @property
     def polls(self) -> bool:
-        """Whether reads end without anything that the socket tells."""
+        """Whether reads can end without a message on the socket."""
 
     def close(self) -> None:
-        """Nothing is written to our pages after this returns."""
+        """Close the reader; nothing is written to this worker's pages after this returns."""
 
 
 class Transport(Protocol):
     """One way of reading, in one worker."""
 
     def place(self) -> bytes | None:
-        """Return what readers must know to read our pages; None if these cannot be read in this way."""
+        """Return what readers must know to read this worker's pages; None if they cannot be read in this way."""
 
     def reader(self, source: KVSource, send: Callable[[Message], None]) -> Reader:
-        """Return a reader of another rank's pages. `send` sends over the socket to it.
+        """Return a reader of another rank's pages. `send` sends over the socket to that rank.
 
         Raises:
-            TransportError: if its pages cannot be reached.
+            TransportError: if the rank's pages cannot be reached.
         """
 
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release the transport's resources."""
 
 
 class Pool(NamedTuple):
-    """A KV pool's memory, as transports see it."""
+    """A KV pool's memory, for transports."""
 
     blocks: Tensor  # [parts, pages, elements]
-    shared: str  # of shared memory, what others open it by; empty if it is not shared
+    shared: str  # the name by which other processes open the shared memory; empty if it is not shared

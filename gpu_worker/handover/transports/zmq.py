@@ -1,6 +1,6 @@
-"""Pages over the socket on which readers hear what is ready: for engines on different hosts, encrypted there.
+"""Pages over the same socket as the messages about ready layers. It works, encrypted, for engines on different hosts.
 
-Reads are short, and few at a time are under way, so neither side holds much more than what is being sent.
+Reads are short, and few are in flight at a time, so neither side buffers much more than what is being sent.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ class Sockets:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._numbers = count()  # of pieces; those that a closed reader has asked for may still come
+        self._numbers = count()  # of pieces, never reused: pieces for a closed reader may still arrive
 
     def place(self) -> bytes | None:
         return b""
@@ -35,7 +35,7 @@ class Sockets:
 
 
 class _SocketReader:
-    """Asks for a few pages at a time, and puts what comes in their places."""
+    """Requests a few pages at a time, and writes the received bytes to their pages."""
 
     polls = False
 
@@ -44,7 +44,7 @@ class _SocketReader:
         self._send = send
         self._due: deque[tuple[int, Read]] = deque()
         self._under_way: dict[int, Read] = {}
-        self._num_left: dict[int, int] = {}  # of each read: pieces that have not come
+        self._num_left: dict[int, int] = {}  # by read: pieces that have not arrived
         self._numbers = numbers
         self._done: list[int] = []
 
