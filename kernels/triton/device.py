@@ -15,9 +15,9 @@ class DeviceFacts:
 
     @property
     def is_large(self) -> bool:
-        """Of Hopper's and Blackwell's data centre GPUs: warpgroup products, and 227 KiB of shared memory for a block.
+        """Whether it is a data centre GPU of Hopper or Blackwell: warpgroup products, 227 KiB of shared memory a block.
 
-        Blackwell's other GPUs, 12.x, have neither: they are like Ampere's.
+        Blackwell's other GPUs, 12.x, have neither, and are treated like Ampere's.
         """
         return self.capability[0] in (9, 10)
 

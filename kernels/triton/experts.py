@@ -1,7 +1,7 @@
 """Grouped products of experts: one launch sorts all rows by expert, one multiplies them block by block.
 
-A block has up to `size` rows of one expert, and its matrix is read once for all of them. Neither the number of blocks
-nor their places wait for the host: their table has room for the most that there can be (see `num_blocks`).
+A block has up to `size` rows of one expert, and the expert's matrix is read once for all of them. The host need not
+know the number of blocks or their places: the table has room for the largest possible number (see `num_blocks`).
 """
 
 import torch
@@ -20,8 +20,8 @@ def group_rows_kernel(
 ):
     """Grid (E,): each program finds an expert's rows, and fills its part of the table of blocks.
 
-    With f rows before those of expert e, its part begins at f // SIZE + min(e, f), and ends where the next one begins.
-    That is room enough for its blocks, and no program needs to know how many blocks another expert has.
+    If f rows come before those of expert e, the expert's part begins at f // SIZE + min(e, f), and ends where the next
+    one begins. That is enough room for its blocks, and no program needs to know how many blocks another expert has.
     """
     expert = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
@@ -76,7 +76,7 @@ def grouped_linear_kernel(
 ):
     """Grid (B * ceil(N / BLOCK_N),): one block of rows by BLOCK_N outputs.
 
-    Programs of TOGETHER neighbouring blocks, mostly of one expert, follow each other: its matrix stays in the cache.
+    Programs of TOGETHER neighbouring blocks, mostly of one expert, are consecutive, so the matrix stays in the cache.
     """
     num_tiles = tl.cdiv(num_outputs, BLOCK_N)
     together = TOGETHER * num_tiles
@@ -158,12 +158,12 @@ def group_rows_triton(ids: Tensor, num_experts: int, *, are_some: bool = False) 
     """Arguments as `penstock.kernels.experts.group_rows`."""
     num_tokens, top_k = ids.shape
     num_rows = num_tokens * top_k
-    # Larger blocks read a matrix less often, and multiply more padding. Warm-up knows that the bounds are a factor of
+    # Larger blocks read a matrix less often, but multiply more padding. Warm-up relies on bounds that are a factor of
     # four apart.
     size = 16 if num_rows <= 16 * num_experts else 64 if num_rows <= 64 * num_experts else 128
     places = num_blocks(num_rows, num_experts, size)
     rows = torch.empty(num_rows, dtype=torch.int32, device=ids.device)
-    # Rows of other ranks come last: what would be their part of the table has no blocks.
+    # Rows of other ranks come last. Their part of the table would be after the others, and has no blocks.
     blocks = (torch.zeros if are_some else torch.empty)((3, places), dtype=torch.int32, device=ids.device)
     ids = ids.contiguous()
     if num_rows:
@@ -191,7 +191,7 @@ def grouped_linear_triton(
         return out
     x = x if x.stride(1) == 1 else x.contiguous()
     is_fp32 = x.dtype == torch.float32
-    # Few rows: the matrices' bytes take the time, and many small programs fetch them together.
+    # With few rows, reading the matrices takes most of the time, and many small programs read them in parallel.
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if grouped.size == 16 else (128, 64, 4, 4)
     if grouped.size == 128:
         num_warps, num_stages = 8, 3

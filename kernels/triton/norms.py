@@ -13,7 +13,7 @@ from penstock.kernels.triton.device import next_power_of_two
 def normed(
     x, cols, mask, weight_ptr, bias_ptr, width, eps, KIND: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The norm of one vector, whose masked elements are 0, in its dtype."""
+    """The norm of one vector, in its dtype. Masked elements must be 0."""
     if WEIGHT:
         weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if BIAS:
@@ -58,7 +58,7 @@ def norm_kernel(
 ):
     """Grid (T,): one program per vector. ADD: residual += scale * x first, and the sum is normed.
 
-    POST is the kind of the norm of x before it is added, NORM that of the norm of the sum; "" for none.
+    POST is the kind of the norm that is applied to x before it is added, NORM the kind for the sum; "" for none.
     """
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)

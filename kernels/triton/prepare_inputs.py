@@ -29,7 +29,7 @@ def prepare_inputs_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (N, programs per row): each finds its row's first token by summing the rows before it."""
+    """Grid (N, programs per row): each finds its row's first token by summing the counts of the rows before it."""
     b = tl.program_id(0)
     others = tl.arange(0, BLOCK_ROWS)
     before = tl.load(num_new_ptr + others, mask=(others < b) & (others < num_rows), other=0)

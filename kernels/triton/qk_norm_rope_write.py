@@ -15,7 +15,7 @@ from penstock.kernels.triton.device import ceil_div, next_power_of_two
 
 @triton.jit
 def sums(x1, x2, x3, REST: tl.constexpr, ALL: tl.constexpr):
-    """[BLOCK_H]: the sum over each head, or, for every head, the sum over all of them."""
+    """[BLOCK_H]: the sum over each head or, with ALL, the sum over all heads, for every head."""
     total = tl.sum(x1, 1) + tl.sum(x2, 1)
     if REST > 0:
         total += tl.sum(x3, 1)
@@ -29,7 +29,7 @@ def weighted(
     x, offs, ok, weight_ptr, bias_ptr,
     DTYPE: tl.constexpr, KIND: tl.constexpr, WEIGHTS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One part of normed heads times its weights, rounded to DTYPE, in fp32."""
+    """One part of normed heads times its weights, rounded to DTYPE; returned as fp32."""
     if WEIGHTS != "":
         weight = tl.load(weight_ptr + offs, mask=ok, other=0.0)
         weight = weight[None, :] if WEIGHTS == "one" else weight
@@ -48,7 +48,7 @@ def normed(
     DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     KIND: tl.constexpr, ALL: tl.constexpr, WEIGHTS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The norm of heads in three parts, of which what is masked is 0. Rounded as transformers does, in fp32."""
+    """The norm of heads in three parts, where masked elements are 0. Rounded as in transformers; returned as fp32."""
     if KIND == "layer":
         mean = (sums(x1, x2, x3, REST, ALL) / width)[:, None]
         x1 = tl.where(half_ok, x1 - mean, 0.0)
@@ -126,9 +126,9 @@ def rope_kernel(
 ):
     """Grid (T, Q_BLOCKS + KV blocks): BLOCK_H q heads, or BLOCK_H kv heads, of one token.
 
-    A head is read as its two rotated halves [0, HALF) and [HALF, 2 * HALF) and the REST behind them. ALL: the norm
-    spans all heads, which are then in one block. WEIGHTS: "one" for all heads, "each" its own, "" for none. FORMAT: of
-    quantized pages, "" if pages are of plain numbers; k_scale and v_scale are a checkpoint's, or None.
+    A head is read in three parts: its two rotated halves [0, HALF) and [HALF, 2 * HALF), and the REST after them. ALL:
+    the norm spans all heads, which are then in one block. WEIGHTS: "one" for all heads, "each" head its own, "" for
+    none. FORMAT: of quantized pages, or "" for pages of plain numbers. k_scale and v_scale: a checkpoint's, or None.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -258,7 +258,7 @@ def qk_norm_rope_write_triton(
         return out
     half = (head_dim if cos_sin is None else cos_sin.shape[1]) // 2
     rest = head_dim - 2 * half
-    # Few tokens: many small programs, for latency. Many: fewer, larger ones.
+    # Few tokens: many small programs, for latency. Many tokens: fewer, larger programs.
     block_h = next_power_of_two(min(max(num_q, num_kv), 4 if num_tokens <= 64 else 8))
     num_warps = 1 if num_tokens <= 64 else 2
     spans_all = norms.spans_all and (norms.q is not None or norms.k is not None)

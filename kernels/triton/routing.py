@@ -1,4 +1,4 @@
-"""The choice of experts: one program a token, its logits a tile of groups by experts of a group."""
+"""The choice of experts: one program for each token, whose logits form a tile [groups, experts of a group]."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ NONE: tl.constexpr = tl.constexpr(2147483647)
 
 @triton.jit
 def _best_of(values, numbers, is_left):
-    """The highest value that is left, and its number; of equals the lowest. Some must be left, if only -inf."""
+    """The highest value that is left, and its number; among equals, the lowest. One must be left, if only -inf."""
     best = tl.max(tl.where(is_left, values, float("-inf")), 0)
     return best, tl.min(tl.where(is_left & (values == best), numbers, NONE), 0)
 

@@ -43,7 +43,7 @@ def write_runs_triton(table: Tensor, rows: Tensor, starts: Tensor, counts: Tenso
     if not num_runs or not num_values:
         return
     block = 1024
-    # Run lengths are on the device: 8 programs per run stride over it, so the launch need not know the longest.
+    # Run lengths are on the device. 8 programs per run stride over it, so the launch need not know the longest run.
     per_run = min(8, -(-num_values // block))
     write_runs_kernel[(num_runs, per_run)](
         table, rows, starts, counts, values, num_runs, table.stride(0),

@@ -1,1 +1,1 @@
-"""Attention over pages, and the layout of these."""
+"""Attention over pages, and the layout of pages."""

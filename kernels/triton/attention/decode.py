@@ -1,9 +1,9 @@
 """Split-KV attention for rows with one new token (flash decoding, Dao et al. 2023), over KV pages.
 
-One program handles one (KV head, row, split): the query heads that share the KV head fill a tile of at
+One program handles one (KV head, row, split). The query heads that share the KV head fill a tile of at
 least 16 rows, so each KV byte is read once. The grid depends only on the batch, and lengths are read on
-the device, so a captured CUDA graph serves any context length. With several splits each writes a partial
-result and `combine_kernel` merges them by their log-sum-exp.
+the device, so a captured CUDA graph serves any context length. With several splits, each one writes a
+partial result, and `combine_kernel` merges them by their log-sum-exp.
 """
 
 import triton
@@ -18,7 +18,7 @@ def split_tiles(
     seq_len, window, num_splits,
     BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """(first token of the first visible tile, tiles per split) of a row: the same answer in both kernels."""
+    """(first token of the first visible tile, tiles per split) of a row. Both kernels get the same answer."""
     first = 0
     if WINDOW != "":
         first = first_in_window(seq_len - 1, window, BLOCK_N, PAGE_SIZE, WINDOW)
@@ -74,7 +74,7 @@ def decode_kernel(
 ):
     """Grid (Hk, N, num_splits). Rows whose query length is not 1 are left to the prefill kernel.
 
-    HAS_PATHS: some rows are nodes of trees; then ONE_PAGE is not set.
+    HAS_PATHS: some rows are nodes of trees, and ONE_PAGE is not set.
     """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -118,7 +118,7 @@ def decode_kernel(
         out_ptrs = out_ptr + token * stride_ot + heads[:, None] * stride_oh + d_offs[None, :]
         tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
-        # The window may hide every token of a split's only tile: then l_i is 0.
+        # The window may hide every token of a split's only tile. Then l_i is 0.
         num_heads = tl.num_programs(0) * GROUP
         slot = (row.to(tl.int64) * num_heads + heads) * num_splits + split
         part = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

@@ -1,8 +1,8 @@
-"""Tiles of keys and values out of pages of any format; `kernels/kv_quantization.py` has the formats.
+"""Loads tiles of keys and values from pages of any format; `kernels/kv_quantization.py` has the formats.
 
 FORMAT is "" for pages of plain numbers, else the name of the format, or "fp8_e4m3_bits" on a GPU that cannot convert
-fp8_e4m3. Codes become numbers exactly on every GPU. Where a token has one scale, it is not multiplied into them: scores
-of keys and weights of values are fewer.
+fp8_e4m3. Codes are converted exactly on every GPU. If a token has one scale, keys and values are not multiplied by it.
+Instead, scores and weights are, since they are fewer.
 """
 
 import triton
@@ -23,16 +23,16 @@ def format_of(layout: PageLayout | None, facts: DeviceFacts) -> str:
 
 
 def block_of_head(head_dim: int, layout: PageLayout | None) -> int:
-    """BLOCK_D: a power of two that holds a head; whole groups, if there are any."""
+    """BLOCK_D: a power of two that holds a head, and whole groups if there are any."""
     return next_power_of_two(max(head_dim, GROUP) if layout and layout.format.has_groups else head_dim)
 
 
 @triton.jit
 def in_order_of_tiles(x, FORMAT: tl.constexpr):
-    """[M, BLOCK_D] of queries, their columns in the order that tiles have.
+    """[M, BLOCK_D] of queries, with columns in the order of tiles.
 
-    The two numbers of a byte of int4 are neighbours there, so that unpacking moves none to another thread. Scores do
-    not mind the order if queries have it, too.
+    In tiles, the two numbers of an int4 byte are adjacent, so that unpacking moves no number to another thread. Scores
+    do not depend on the order, as long as queries and keys have the same.
     """
     if FORMAT == "int4":
         groups = tl.reshape(x, [x.shape[0], x.shape[1] // IN_GROUP, 2, IN_GROUP // 2])
@@ -42,7 +42,7 @@ def in_order_of_tiles(x, FORMAT: tl.constexpr):
 
 @triton.jit
 def in_order_of_heads(x, FORMAT: tl.constexpr):
-    """[M, BLOCK_D] of results, whose columns have the order of tiles, as heads have them."""
+    """[M, BLOCK_D] of results: columns in the order of tiles are put into the order of heads."""
     if FORMAT == "int4":
         groups = tl.reshape(x, [x.shape[0], x.shape[1] // IN_GROUP, IN_GROUP // 2, 2])
         x = tl.reshape(tl.permute(groups, (0, 1, 3, 2)), x.shape)
@@ -59,21 +59,21 @@ def halves(pairs):
 
 @triton.jit
 def from_integers(codes, ZERO: tl.constexpr):
-    """fp32 of uint8, less ZERO: codes become the last bits of 2**23, since conversions are slower than sums."""
+    """uint8 codes minus ZERO, as fp32. Codes become the last bits of 2**23, since sums are faster than conversions."""
     return (codes.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
 
 
 @triton.jit
 def from_fp8(codes, EXPONENT: tl.constexpr, BIAS: tl.constexpr):
-    """fp32 of uint8: their bits go where fp32 has them, which has more exponents before the first; no infinities."""
-    bits = (codes.to(tl.int32) << 24) >> (8 - EXPONENT)  # of copies of the sign, all but one are cleared
+    """uint8 codes as fp32: moves the bits to their places in fp32, and adjusts the exponent. No code is infinite."""
+    bits = (codes.to(tl.int32) << 24) >> (8 - EXPONENT)  # all copies of the sign bit but one are cleared
     MASK: tl.constexpr = (1 << 31) | (0x7F << (16 + EXPONENT))
     return (bits.to(tl.uint32, bitcast=True) & MASK).to(tl.float32, bitcast=True) * (2.0 ** (127 - BIAS))
 
 
 @triton.jit
 def from_bytes(codes, FORMAT: tl.constexpr):
-    """What codes of a byte stand for, in a type that has all of these numbers."""
+    """The numbers for codes of one byte, in a type that holds all of them exactly."""
     if FORMAT == "int8":
         numbers = from_integers(codes ^ 0x80, 128)
     elif FORMAT == "fp8_e5m2":
@@ -112,10 +112,10 @@ def load_tile(
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_D] of what pages have for tokens; `places` are n_offs, unless some tokens lie elsewhere.
+    """[BLOCK_N, BLOCK_D] of what pages hold for tokens. `places` are n_offs, unless some tokens are elsewhere.
 
-    ONE_PAGE: the tile lies inside one page, so one page id is enough. CHECK: tokens >= n_end read as 0
-    (their slots may hold anything, even NaN, and 0 * NaN would reach the sum).
+    ONE_PAGE: the tile is inside one page, so one page id is enough. CHECK: tokens >= n_end are read as 0, because their
+    slots may hold anything, even NaN, and 0 * NaN would reach the sum.
     """
     if ONE_PAGE:
         page = tl.load(page_row_ptr + n_first // PAGE_SIZE).to(tl.int64)
@@ -154,9 +154,9 @@ def load_scales(
     CHECK: tl.constexpr,
     HAS_PATHS: tl.constexpr,
 ):
-    """fp32[BLOCK_N]: one scale of each token. Arguments as in `load_tile`.
+    """fp32[BLOCK_N]: one scale for each token. Arguments as in `load_tile`.
 
-    They are loaded by twos: what is loaded ahead of its use has at least 32 bits.
+    Scales are loaded in pairs, because loads ahead of use need at least 32 bits.
     """
     if PAGE_SIZE == 1 or HAS_PATHS:
         column = load_tile(
@@ -198,9 +198,9 @@ def load_kv(
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, fp32 [BLOCK_N] that its rows are still to be multiplied by).
+    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, fp32 [BLOCK_N], the factors of its rows that are not applied yet).
 
-    The latter is 1 if there is nothing to multiply by. Arguments as in `load_tile`.
+    The latter is 1 if there are no such factors. Arguments as in `load_tile`.
     """
     scales = 1.0
     if FORMAT == "":
@@ -233,7 +233,7 @@ def load_kv(
         )  # fmt: skip
     tile = tile.to(DTYPE)
     if FORMAT != "":
-        # A sum of one number each. It keeps the compiler from widening codes where products want them: before Hopper,
-        # each warp would widen all of them for itself.
+        # A sum over one number. It keeps the compiler from widening codes in the layout of the product's operands.
+        # Before Hopper, each warp would then widen all codes for itself.
         tile = tl.sum(tl.reshape(tile, [tile.shape[0], BLOCK_D, 1]), 2)
     return tile, scales

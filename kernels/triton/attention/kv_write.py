@@ -1,7 +1,7 @@
-"""Heads of one position on their way into quantized pages: the bits of `quantize` in `kernels/kv_quantization.py`.
+"""Quantizes heads of one position into pages, with the same bits as `quantize` in `kernels/kv_quantization.py`.
 
-Numbers are rounded by integer operations and by sums, not by conversions: GPUs differ in which they have, and in how
-these round. FORMAT is the name of a format.
+Numbers are rounded by integer operations and by sums instead of conversions, because GPUs differ in their conversions
+and in how these round. FORMAT is the name of a format.
 """
 
 import triton
@@ -12,14 +12,14 @@ from penstock.kernels.kv_quantization import GROUP, LEAST_FP8_SCALE
 IN_GROUP: tl.constexpr = tl.constexpr(GROUP)
 LEAST_FP8: tl.constexpr = tl.constexpr(LEAST_FP8_SCALE)
 MOST: tl.constexpr = tl.constexpr(65504.0)  # the largest fp16
-WHOLE: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2**23: at this size, fp32 has whole numbers alone
+WHOLE: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2**23: at this size, fp32 has only whole numbers
 
 
 @triton.jit
 def whole_heads(
     x1, x2, x3, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, REST: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_H, BLOCK_D] of heads in three parts: two of HALF numbers, and the rest. Behind a head is anything."""
+    """[BLOCK_H, BLOCK_D] of heads from three parts: two of HALF numbers, and the rest. Padding is arbitrary."""
     heads = tl.reshape(tl.permute(tl.join(x1, x2), (0, 2, 1)), [x1.shape[0], 2 * BLOCK_HALF])
     if 2 * HALF != BLOCK_D or HALF != BLOCK_HALF:
         d_offs = tl.arange(0, BLOCK_D)
@@ -32,34 +32,35 @@ def whole_heads(
 
 @triton.jit
 def gathered(x, at, NUM: tl.constexpr):
-    """x[:, at] of x [BLOCK_H, NUM]; where there is no such column, another one."""
+    """x[:, at] of x [BLOCK_H, NUM]; an arbitrary column where `at` is out of range."""
     at = tl.maximum(tl.minimum(at, NUM - 1), 0)
     return tl.gather(x, tl.broadcast_to(at[None, :], [x.shape[0], at.shape[0]]), 1)
 
 
 @triton.jit
 def rounded(x):
-    """Whole numbers next to x, of two the even one; below 2**22."""
+    """The nearest whole numbers, ties to even; x must be below 2**22."""
     return (x + WHOLE) - WHOLE
 
 
 @triton.jit
 def divided(x, scales):
-    """x over fp16 scales, rounded once; over 1 where they are 0."""
+    """x / fp16 scales, rounded once; a scale of 0 counts as 1."""
     scales = scales.to(tl.float32)
     return tl.div_rn(x, tl.zeros_like(x) + tl.where(scales == 0.0, 1.0, scales))
 
 
 @triton.jit
 def to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """uint8 codes of fp32 numbers that are no larger than the largest code: the nearest, of two the even one."""
+    """The nearest uint8 codes of fp32 numbers, ties to even; no number may exceed the largest code."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = bits >> 24 & 0x80
     size = bits & 0x7FFFFFFF
     DROPPED: tl.constexpr = 23 - MANTISSA
     near = size + (1 << (DROPPED - 1)) - 1 + (size >> DROPPED & 1)
     normal = (near >> DROPPED) - (127 - BIAS << MANTISSA)
-    # Subnormals are multiples of their smallest: added to 2**23 times that, fp32 keeps how many there are.
+    # Subnormals are multiples of the smallest one. When 2**23 times the smallest is added, the last bits of the fp32
+    # are the multiple.
     OFFSET: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
     subnormal = (size.to(tl.float32, bitcast=True) + OFFSET).to(tl.uint32, bitcast=True) & 0xFF
     is_normal = size >= (128 - BIAS << 23)
@@ -119,7 +120,7 @@ def store_int4(
     head_ptrs, position, x, is_head, inside,
     GROUPS: tl.constexpr, BLOCK_G: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The part of `store_heads` for int4: heads of GROUPS groups, each of which has a scale and a minimum."""
+    """The part of `store_heads` for int4: heads have GROUPS groups, each with a scale and a minimum."""
     BLOCK_H: tl.constexpr = x.shape[0]
     HALF: tl.constexpr = IN_GROUP // 2
     minimums = tl.min(tl.reshape(tl.where(inside, x, float("inf")), [BLOCK_H, BLOCK_G, IN_GROUP]), 2)

@@ -46,10 +46,10 @@ def decode_tiles(
 ) -> DecodeTiles:
     """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens.
 
-    A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids that address
-    them take every other stage: 64 to 72 KiB per program, so three fit a large GPU's multiprocessor and two an
-    Ampere one. More than 32 query heads for a KV head need the registers of twice the warps, and their memory. So does
-    widening codes: then two programs fit.
+    A tile of K is 16 KiB. With num_stages 5, K and V have two tiles in flight each, since the page ids that address
+    them take every other stage. That is 64 to 72 KiB per program, so three programs fit on a large GPU's multiprocessor
+    and two on an Ampere one. More than 32 query heads for a KV head need the registers of twice the warps, and their
+    memory. So does widening codes; then two programs fit.
     None of these constants has been tuned on a GPU yet; `bench/kernels/sweep.py` does that.
     """
     row_bytes = next_power_of_two(head_dim) * itemsize
@@ -65,7 +65,7 @@ def decode_tiles(
 def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
     """Splits per row for `num_programs` unsplit programs of `num_tiles` KV tiles on a GPU that runs `slots` at once.
 
-    FlashAttention-3's rule (hopper/heuristics.h): of the counts whose last wave is nearly full, the smallest.
+    FlashAttention-3's rule (hopper/heuristics.h): the smallest count with a nearly full last wave.
     """
     if num_programs >= 4 * slots:
         return 1
@@ -84,8 +84,8 @@ def prefill_tiles(
 ) -> PrefillTiles:
     """Tiles for rows with several queries: 64 rows or more, so that large GPUs use their warpgroup products.
 
-    As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`). Widening codes costs
-    registers, for which tiles of quantized pages are smaller.
+    As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`). Widening codes needs
+    registers, so tiles of quantized pages are smaller.
     """
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
@@ -98,7 +98,7 @@ def prefill_tiles(
         return PrefillTiles(rows, 32, 8, 3)
     if facts.is_large:
         return PrefillTiles(128, 64, 8, 5)
-    # Softcapping, or masking a padded head, costs registers that 64 columns of scores need: they would spill.
+    # Softcapping, or masking a padded head, needs registers, so 64 columns of scores would spill.
     has_room = head_dim in (64, 128) and not softcap and not is_quantized
     return PrefillTiles(128, 64 if has_room else 32, 8, 3)
 
@@ -126,8 +126,8 @@ def paged_attention_triton(
 ) -> Tensor:
     """Attention of a ragged batch over pages; arguments as `penstock.kernels.paged_attention.paged_attention`.
 
-    `decode` and `prefill` override the rules above, for measurements and tests. No host synchronisation, and
-    the grids depend only on shapes, `max_query_len` and `max_seq_len`: a captured graph serves shorter rows.
+    `decode` and `prefill` override the rules above, for measurements and tests. The host does not synchronise, and the
+    grids depend only on shapes, `max_query_len` and `max_seq_len`, so a captured graph serves shorter rows.
     """
     if out is None:
         out = torch.empty_like(q)
@@ -322,5 +322,5 @@ def _launch_prefill(
 
 
 def _precision(q: Tensor) -> str:
-    """Products of fp32 are exact, not tf32: fp32 is chosen when tokens must equal those of another program."""
+    """fp32 products are exact, not tf32, because fp32 is chosen when tokens must equal those of another program."""
     return "ieee" if q.dtype == torch.float32 else "tf32"

@@ -1,4 +1,4 @@
-"""Causal attention of query chunks against their pages (cached prefix and the chunk itself).
+"""Causal attention of query chunks over their pages (cached prefix and the chunk itself).
 
 FlashAttention-2's schedule over a ragged batch: a tile holds BLOCK_Q queries times the GROUP query heads
 that share a KV head (rows = BLOCK_Q * GROUP <= BLOCK_M), so a short chunk still fills the tensor cores.
@@ -71,10 +71,10 @@ def prefill_kernel(
 ):
     """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel.
 
-    SEES_AHEAD: tokens see positions up to theirs of `last_seen`, which are behind their own.
+    SEES_AHEAD: tokens see positions up to their entry in `last_seen`, which may be after their own.
     """
     kv_head = tl.program_id(0)
-    # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
+    # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)

@@ -15,7 +15,7 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def first_seen(position, window, WINDOW: tl.constexpr):
-    """The first position that a query sees: of a "sliding" WINDOW, or of its own "chunk". It may be negative."""
+    """The first position that a query sees, in a "sliding" WINDOW or in its own "chunk". It may be negative."""
     return position - position % window if WINDOW == "chunk" else position - window + 1
 
 
@@ -23,8 +23,8 @@ def first_seen(position, window, WINDOW: tl.constexpr):
 def first_in_window(position, window, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
     """Where the tiles of a query at `position` begin.
 
-    Not before the page of the first token that it sees: the page before may be gone, and its id be anything. A tile
-    lies in one page, or begins with one.
+    They must not begin before the page of the first visible token, because earlier pages may be gone, and their ids
+    arbitrary. A tile is inside one page, or begins with a page.
     """
     return tl.maximum(first_seen(position, window, WINDOW), 0) // min(BLOCK_N, PAGE_SIZE) * min(BLOCK_N, PAGE_SIZE)
 
@@ -66,8 +66,8 @@ def attend(
 ):
     """Fold KV tiles of BLOCK_N tokens, from tile_lo on until tile_hi is reached, into (acc, l_i, m_i).
 
-    `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end, CAUSAL those after `last_seen` [BLOCK_M],
-    usually the same positions, WINDOW those before the first one that a query sees.
+    `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end. CAUSAL masks tokens after `last_seen`
+    [BLOCK_M], usually the queries' own positions. WINDOW masks tokens before the first one that a query sees.
     """
     d_offs = tl.arange(0, BLOCK_D)
     SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
@@ -75,7 +75,7 @@ def attend(
         n_offs = n_first + tl.arange(0, BLOCK_N)
         places = n_offs
         if HAS_PATHS:
-            ahead = n_offs - tl.load(path_ptr)  # of where the row's tree begins
+            ahead = n_offs - tl.load(path_ptr)  # distance from the tree's first position
             is_placed = (ahead >= 0) & (n_offs < n_end)
             places = tl.where(is_placed, tl.load(path_ptr + 1 + ahead, mask=is_placed, other=0), n_offs)
         k, k_scales = load_kv(
@@ -109,7 +109,7 @@ def attend(
             HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS, q.dtype, FORMAT,
         )  # fmt: skip
         if SCALES_TOKENS:
-            if q.dtype == tl.float16:  # which has no room for weights much smaller than they are
+            if q.dtype == tl.float16:  # fp16 has no room for much smaller weights
                 v = (v.to(tl.float32) * v_scales[:, None]).to(q.dtype)
             else:
                 p = p * v_scales[None, :]

@@ -1,7 +1,7 @@
 """Latent attention over pages, the absorbed way: one kernel for rows with one query, one for chunks of queries.
 
-As in `attention/decode.py` and `attention/prefill.py`, with one entry of the pages for all heads: a tile is BLOCK_Q
-queries times BLOCK_H heads, and every latent that it loads is both key and value.
+As in `attention/decode.py` and `attention/prefill.py`, but all heads read the same entry of the pages. A tile is
+BLOCK_Q queries times BLOCK_H heads, and every loaded latent is both key and value.
 """
 
 from typing import NamedTuple
@@ -29,15 +29,16 @@ class LatentTiles(NamedTuple):
     num_stages: int
 
 
-MAX_SPLITS = 32  # they are merged at once, and each is as long as a latent
+MAX_SPLITS = 32  # all splits are merged at once, and each is as long as a latent
 
 
 def latent_tiles(facts: DeviceFacts, num_heads: int, num_rows: int, max_seq_len: int, itemsize: int) -> LatentTiles:
     """Tiles for `num_rows` rows of up to `max_seq_len` tokens.
 
-    A tile has 32 rows, because the sums of 64, each as long as a latent, would spill the registers of 8 warps.
-    num_stages 5 gives latents two tiles in flight, since the page ids that address them take every other stage:
-    111 KiB per program, so two fit a Hopper multiprocessor. None of these constants has been tuned on a GPU yet.
+    A tile has 32 rows, because the sums of 64 rows, each as long as a latent, would spill the registers of 8 warps.
+    With num_stages 5, latents have two tiles in flight, since the page ids that address them take every other stage.
+    That is 111 KiB per program, so two programs fit on a Hopper multiprocessor. None of these constants has been tuned
+    on a GPU yet.
     """
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         block_h, block_q, block_n, warps, stages = 16, 1, 16, 8, 1
@@ -45,7 +46,7 @@ def latent_tiles(facts: DeviceFacts, num_heads: int, num_rows: int, max_seq_len:
         block_h = min(32, max(16, next_power_of_two(num_heads)))
         block_q, block_n, warps, stages = 32 // block_h, 32, 8, 5
     slots = facts.num_sms * (2 if facts.is_large else 1)
-    # Few rows are always split, however short: so only their number decides which form of the kernel is compiled.
+    # Few rows are always split, however short, so that only their number decides which variant of the kernel is used.
     num_tiles = min(MAX_SPLITS, max(2, ceil_div(max_seq_len, block_n)))
     num_splits = choose_splits(num_rows * ceil_div(num_heads, block_h), slots, num_tiles)
     return LatentTiles(block_h, block_q, block_n, num_splits, warps, stages)
@@ -153,7 +154,7 @@ def latent_prefill_kernel(
     PRECISION: tl.constexpr,
 ):
     """Grid (blocks of heads, tiles). Rows with one query are left to the decode kernel."""
-    # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
+    # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)
@@ -204,8 +205,8 @@ def latent_attention_triton(
 ) -> Tensor:
     """Arguments and result as `penstock.kernels.latent_attention.latent_attention`.
 
-    `tiles` override the rule above, for measurements and tests. No host synchronisation, and the grids depend only on
-    shapes, `max_query_len` and `max_seq_len`: a captured graph serves shorter rows.
+    `tiles` override the rule above, for measurements and tests. The host does not synchronise, and the grids depend
+    only on shapes, `max_query_len` and `max_seq_len`, so a captured graph serves shorter rows.
     """
     num_tokens, num_heads, dim = q.shape
     out = torch.empty((num_tokens, num_heads, kv_rank), dtype=q.dtype, device=q.device)
@@ -225,7 +226,7 @@ def latent_attention_triton(
         "BLOCK_N": tiles.block_n,
         "PAGE_SIZE": pages.shape[2],
         "ONE_PAGE": pages.shape[2] >= tiles.block_n,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",  # fp32 is chosen for tokens equal to others'
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",  # fp32 is for tokens equal to other programs'
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
     }

@@ -1,7 +1,7 @@
 """Latent attention, the expanded way: causal attention of chunks of queries over each head's own keys and values.
 
-FlashAttention-2's schedule over a ragged batch, as in `attention/prefill.py`. Keys and values lie one behind the other,
-and the rotated part of a key is the same for all heads.
+FlashAttention-2's schedule over a ragged batch, as in `attention/prefill.py`. Keys and values are contiguous, and the
+rotated part of a key is the same for all heads.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class ExpandedTiles(NamedTuple):
 
 
 def expanded_tiles(facts: DeviceFacts, largest_dim: int, itemsize: int) -> ExpandedTiles:
-    """Tiles for heads of which the largest part has `largest_dim` numbers; not tuned on a GPU yet."""
+    """Tiles for heads with `largest_dim` numbers in their largest part; not tuned on a GPU yet."""
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         return ExpandedTiles(16, 16, 4, 1)
     if largest_dim > 128:
@@ -58,7 +58,7 @@ def fold_heads(
     CHECK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Fold positions [lo, hi) into (acc, l_i, m_i); CHECK masks those after a query or from `end` on."""
+    """Fold positions [lo, hi) into (acc, l_i, m_i). CHECK masks positions after a query, and from `end` on."""
     d_offs = tl.arange(0, BLOCK_D)
     p_offs = tl.arange(0, BLOCK_P)
     v_offs = tl.arange(0, BLOCK_V)
@@ -107,7 +107,7 @@ def expanded_kernel(
 ):
     """Grid (heads, tiles)."""
     head = tl.program_id(0)
-    # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
+    # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_M)
     q_first = tl.load(query_start_loc_ptr + row)
@@ -130,7 +130,7 @@ def expanded_kernel(
     first_pos = seq_len - q_len + q_block
     q_pos = seq_len - q_len + q_idx
     end = tl.minimum(first_pos + BLOCK_M, seq_len)
-    full = (first_pos + 1) // BLOCK_N * BLOCK_N  # tiles before it are visible to every query of the block
+    full = (first_pos + 1) // BLOCK_N * BLOCK_N  # earlier tiles are visible to every query of the block
     kv_base = kv_ptr + k_first * stride_kt + head * stride_kh
     rotated_base = rotated_ptr + k_first * stride_rt
 
@@ -193,7 +193,7 @@ def expanded_attention_triton(
         BLOCK_V=max(16, next_power_of_two(v_dim)),
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",  # fp32 is chosen for tokens equal to others'
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",  # fp32 is for tokens equal to other programs'
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

@@ -9,7 +9,7 @@ from penstock.kernels.triton.attention.tiles import LOG2E
 
 @triton.jit
 def fold_scores(s, keep, l_i, m_i, scale):
-    """Fold scores [M, N] into (l_i, m_i): (weights, factor of what was summed before, l_i, m_i)."""
+    """Fold scores [M, N] into (l_i, m_i); returns (weights, factor of earlier sums, l_i, m_i)."""
     s = tl.where(keep, s * (scale * LOG2E), float("-inf"))
     m_new = tl.maximum(m_i, tl.max(s, 1))
     # A row may have seen no visible token yet; -inf - -inf would be NaN.
@@ -43,9 +43,9 @@ def fold_latents(
     ONE_PAGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Fold positions [lo, hi) (lo a multiple of BLOCK_N) into (acc, l_i, m_i). A latent is key and value at once.
+    """Fold positions [lo, hi), where lo is a multiple of BLOCK_N, into (acc, l_i, m_i). A latent is key and value.
 
-    `q_pos` [M] are the queries' positions; tokens after them or at hi and later are masked.
+    `q_pos` [M] are the queries' positions. Tokens after them, and from `hi` on, are masked.
     """
     r_offs = tl.arange(0, BLOCK_R)
     p_offs = tl.arange(0, BLOCK_P)

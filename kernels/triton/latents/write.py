@@ -9,7 +9,7 @@ from penstock.kernels.triton.device import ceil_div, next_power_of_two
 
 @triton.jit
 def turn_pairs(from_ptrs, to_ptrs, mask, cos, sin, HALF: tl.constexpr):
-    """Rotate the pairs (x, x behind it by HALF) at these places."""
+    """Rotate pairs of numbers that are HALF apart, at these pointers."""
     raw1 = tl.load(from_ptrs, mask=mask, other=0.0)
     raw2 = tl.load(from_ptrs + HALF, mask=mask, other=0.0)
     x1 = raw1.to(tl.float32)
@@ -90,7 +90,7 @@ def latent_write_triton(
     if not num_tokens:
         return
     rope_dim = cos_sin.shape[1]
-    # Few tokens: many small programs, for latency. Many: fewer, larger ones.
+    # Few tokens: many small programs, for latency. Many tokens: fewer, larger programs.
     block_h = next_power_of_two(min(num_heads, 8 if num_tokens <= 64 else 32))
     latent_write_kernel[(num_tokens, 1 + ceil_div(num_heads, block_h))](
         kv,

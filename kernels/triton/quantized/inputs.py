@@ -15,19 +15,19 @@ from penstock.kernels.triton.sampling.sampling import larger_or_nan
 
 @triton.jit
 def as_int8(x):
-    """Rounded half to even: 1.5 * 2**23 leaves no room for a fraction. Not a number is 0."""
+    """Rounded half to even: adding 1.5 * 2**23 leaves no room for a fraction. NaN becomes 0."""
     x = tl.where(x == x, tl.minimum(tl.maximum(x, -128.0), 127.0), 0.0)
     return ((x + 12582912.0) - 12582912.0).to(tl.int8)
 
 
 @triton.jit
 def as_e4m3(x):
-    """uint8: the bits of E4M3, rounded half to even, of GPUs that have it or not. Beyond 448 it is 448."""
+    """uint8: the bits of E4M3, rounded half to even and clamped to 448. It works on GPUs with and without E4M3."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     is_nan = size > 0x7F800000
     size = tl.minimum(size, 0x43E00000)  # of 448
-    # From 2**-6 on: three bits of mantissa, and another bias. Below: multiples of 2**-9, the last bit of 2**14.
+    # From 2**-6 on: three bits of mantissa, and a different bias. Below: multiples of 2**-9, the last bit of 2**14.
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 15
     code = tl.where(is_nan, 127, tl.where(size < 0x3C800000, small, normal))
@@ -40,7 +40,7 @@ def round_inputs_kernel(
     KIND: tl.constexpr, GATED: tl.constexpr, MOST: tl.constexpr, IS_STATIC: tl.constexpr, IS_INT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, G): a group of a token's inputs. KIND is of the activation that makes them; "" if they are there."""
+    """Grid (T, G): a group of a token's inputs. KIND: of the activation that is applied first; "" for none."""
     token = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     cols = tl.program_id(1) * group + offs
@@ -52,7 +52,7 @@ def round_inputs_kernel(
             x = gated(x, up, KIND)
         else:
             x = activated(x, KIND)
-        # Rounded as it would be if it were stored.
+        # Rounded as if it were stored.
         x = tl.where(mask, x, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
     if IS_STATIC:
         scale = tl.load(static_ptr)
@@ -72,7 +72,7 @@ def round_inputs_triton(x: Tensor, rounding: InputRounding, activation: Activati
     is_gated = activation is not None and activation.is_gated
     num_inputs //= 2 if is_gated else 1
     is_int, is_static = rounding.dtype == "int8", rounding.scale is not None
-    # A static scale needs nobody else's numbers.
+    # With a static scale, inputs do not depend on each other.
     group = min(num_inputs, 4096) if is_static else rounding.group or num_inputs
     num_groups = ceil_div(num_inputs, group)
     codes = torch.empty((num_tokens, num_inputs), dtype=torch.int8 if is_int else torch.uint8, device=x.device)

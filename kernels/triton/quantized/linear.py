@@ -1,8 +1,8 @@
-"""Products with packed matrices: floats with unpacked numbers, or rounded inputs with the codes themselves.
+"""Products with packed matrices: floats times unpacked numbers, or rounded inputs times the codes themselves.
 
-Weights are the rows of a tile's product and tokens its columns, so that unpacked numbers go from registers into it.
-Few tokens leave most of a GPU idle: then several programs share an output's inputs, and another launch adds up their
-sums.
+Weights are the rows of a tile's product and tokens its columns, so that unpacked numbers go into it from registers.
+With few tokens most of a GPU would be idle. Then an output's inputs are divided among several programs, and another
+launch adds up their sums.
 """
 
 from typing import Any, NamedTuple
@@ -39,10 +39,10 @@ def quantized_linear_kernel(
     IS_GROUPED: tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TOGETHER: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * ceil(N / BLOCK_N), splits): BLOCK_N outputs by one block of SIZE rows.
+    """Grid (B * ceil(N / BLOCK_N), splits): BLOCK_N outputs for one block of SIZE rows.
 
     IS_GROUPED: rows and blocks as in `penstock.kernels.triton.experts`. OF_CODES: both sides are multiplied as they are
-    stored, else in the dtype WIDE. X_GROUP: inputs of a token that share one of its scales; 0: all.
+    stored, else in the dtype WIDE. X_GROUP: inputs of a token that share a scale; 0: all.
     """
     num_tiles = tl.cdiv(num_outputs, BLOCK_N)
     together = TOGETHER * num_tiles
@@ -163,7 +163,7 @@ def quantized_vector_kernel(
 def sum_of_splits_kernel(
     parts_ptr, bias_ptr, out_ptr, splits, num_rows, width, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Grid (T, ceil(N / BLOCK)): in the order of the splits."""
+    """Grid (T, ceil(N / BLOCK)): adds the sums in the order of the splits."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
@@ -176,7 +176,7 @@ def sum_of_splits_kernel(
 
 
 class Tiles(NamedTuple):
-    """Of a launch."""
+    """The tiles of a launch."""
 
     block_n: int
     block_k: int
@@ -254,14 +254,14 @@ def linear_arguments(
     dtype: torch.dtype,
     tiles: Tiles,
 ) -> dict[str, Any]:
-    """Those of `quantized_linear_kernel` that say nothing of rows."""
+    """The arguments of `quantized_linear_kernel` that do not concern rows."""
     codes = x if isinstance(x, Tensor) else x.codes
     codes = codes if codes.stride(1) == 1 else codes.contiguous()
     codes = codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes
     x_scales, x_group, stride_xs = codes, 0, 0
     if isinstance(x, RoundedInputs):
         x_scales, x_group = x.scales, 0 if x.scales.shape[1] == 1 else x.group
-        stride_xs = 0 if x.scales.shape[0] == 1 else x.scales.stride(0)  # a static scale is everybody's
+        stride_xs = 0 if x.scales.shape[0] == 1 else x.scales.stride(0)  # all rows share a static scale
     return {
         "x_ptr": codes,
         "x_scales_ptr": x_scales,
@@ -288,7 +288,7 @@ def linear_arguments(
 
 
 def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
-    """Whether the GPU multiplies both sides as they are stored: bytes of the same kind, and scales that can wait."""
+    """Whether the GPU multiplies both sides as they are stored: bytes of one kind, with scales applied to the sums."""
     if isinstance(x, Tensor) or isinstance(weight.zeros, Tensor) or weight.zeros or weight.minimums is not None:
         return False
     if weight.scales.shape[-1] > 1 and weight.group < LEAST_OF_CODES:
@@ -299,23 +299,23 @@ def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
 
 
 LEAST_OF_CODES = 32
-"""Bytes that a matrix instruction takes together of each row."""
+"""Bytes of each row that a matrix instruction takes at once."""
 VECTOR = Tiles(16, 256, 4, 1)
 
 
 def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dtype: torch.dtype) -> Tiles:
-    """Few rows: the matrix's bytes take the time, and many small programs fetch them together."""
+    """The tiles. With few rows, reading the matrix takes most of the time, and many small programs read in parallel."""
     of_codes = multiplies_codes(x, weight)
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if size == 16 else (128, 64, 8, 3)
     if of_codes:
         block_k = 128
     elif dtype == torch.float32:
         block_k = 32
-    # A step's sums that have scales of their own are kept beside those of all steps.
+    # If each step's sums have scales of their own, they are kept beside the total.
     if isinstance(x, RoundedInputs) and x.scales.shape[1] > 1:
         block_n, block_k = 64, min(block_k, x.group)
     elif size == 128 and not (of_codes or weight.has_output_scales) and not device_facts(weight.device).is_large:
-        # Unpacked numbers, their scales and the inputs are in registers, all three.
+        # Unpacked numbers, their scales and the inputs are all in registers.
         block_n, block_k, num_warps = 64, 32, 4
     if of_codes and not weight.has_output_scales:
         block_n, block_k = 64, min(block_k, weight.group)
@@ -323,9 +323,9 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
 
 
 def choose_splits(weight: DeviceWeight, tiles: Tiles, num_blocks: int) -> tuple[int, int]:
-    """(programs that share an output, inputs of each): enough for two a multiprocessor, and four steps each.
+    """(programs that share an output, inputs of each): enough for two programs a multiprocessor, with four steps each.
 
-    They are the same for all numbers of rows that are one block.
+    The result is the same for all numbers of rows that fit in one block.
     """
     steps = ceil_div(weight.num_inputs, tiles.block_k)
     num_programs = num_blocks * ceil_div(weight.num_outputs, tiles.block_n)

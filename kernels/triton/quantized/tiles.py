@@ -13,19 +13,19 @@ from torch import Tensor
 from penstock.kernels.quantized.device_weight import PLANES, DeviceWeight
 
 WHOLE = 1 << 30
-"""Inputs of a group, if it is all of them."""
+"""The group size that stands for all inputs."""
 
 
 @triton.jit
 def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """uint8[N, BLOCK_K] (int8 if the plane is): the bits of the inputs from `first` on, which BLOCK_K divides.
+    """uint8[N, BLOCK_K] (int8 if the plane is int8): the bits of inputs from `first` on, a multiple of BLOCK_K.
 
-    Each byte is read once, and its parts become neighbours in the same thread.
+    Each byte is read once, and its parts become adjacent in the same thread.
     """
     at = first * BITS // 8 + tl.arange(0, BLOCK_K * BITS // 8)
     ptrs = plane_ptr + rows[:, None] * row_bytes + at[None, :]
     parts = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes, other=0)
-    # The outer join's number is the last in the new shape, so it has the lowest bits of the place.
+    # The index of the outer join is the last in the new shape, so it is the lowest bits of the place.
     if BITS == 4:
         parts = tl.join(parts & 15, parts >> 4)
     elif BITS == 2:
@@ -39,9 +39,9 @@ def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: t
 
 @triton.jit
 def numbers_of(codes, values_ptr, BITS: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr):
-    """fp32: what codes stand for, less the zero that all have."""
+    """fp32: the numbers for codes, minus the zero that all share."""
     if NUMBERS == "integers":
-        # 2**23 + code is the bits of both, one after the other: half as long as a conversion takes.
+        # 2**23 + code has the bits of both side by side. This takes half as long as a conversion.
         OFFSET: tl.constexpr = 8388608 + ZERO + (128 if codes.dtype == tl.int8 else 0)
         if codes.dtype == tl.int8:
             codes = codes.to(tl.uint8, bitcast=True) ^ 128
@@ -50,7 +50,7 @@ def numbers_of(codes, values_ptr, BITS: tl.constexpr, NUMBERS: tl.constexpr, ZER
         values = tl.load(values_ptr + tl.arange(0, 1 << BITS))
         flat = tl.reshape(codes, [codes.shape[0] * codes.shape[1]]).to(tl.int32)
         numbers = tl.reshape(tl.gather(values, flat, 0), codes.shape) - ZERO
-    else:  # a half's bits, but for the bias of the exponent
+    else:  # the bits are those of fp16, apart from the exponent's bias
         SIGN: tl.constexpr = 1 << (BITS - 1)
         PLACE: tl.constexpr = 7 if NUMBERS == "e4m3" else 9  # of the lowest bit of the mantissa
         BIAS: tl.constexpr = 256.0 if NUMBERS == "e4m3" else 16384.0
@@ -86,7 +86,7 @@ def weight_tile(
     HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr,
     OUTPUT_SCALES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """fp32[N, BLOCK_K]: outputs `rows` and the inputs from `first` on; OUTPUT_SCALES wait for the sum."""
+    """fp32[N, BLOCK_K]: outputs `rows` and inputs from `first` on. OUTPUT_SCALES are applied to the sum later."""
     codes = plane_tile(low_ptr, rows, first, low_bytes, LOW, BLOCK_K, EVEN_K)
     if HIGH > 0:
         codes |= plane_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K) << LOW
@@ -112,7 +112,7 @@ def weight_tile(
 
 
 def weight_arguments(weight: DeviceWeight) -> dict[str, Any]:
-    """A matrix as keyword arguments of kernels; what is not there is some other tensor."""
+    """A matrix as keyword arguments of kernels. Some other tensor stands for a missing one."""
     low, high = weight.planes[0], weight.planes[-1]
     bits = PLANES[weight.bits]
     zeros, scales, has_supers = weight.zeros, weight.scales, weight.super_scales is not None

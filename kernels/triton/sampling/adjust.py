@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 
-# A token's word in the count table: how often it occurs in the output, and this bit if it is in the prompt.
+# A token's word in the count table: how often the token occurs in the output, and this bit if it is in the prompt.
 PROMPT_BIT: tl.constexpr = tl.constexpr(1 << 30)
 
 
@@ -31,7 +31,7 @@ def bias_kernel(
     BLOCK_BIAS: tl.constexpr,
     BLOCK_STOP: tl.constexpr,
 ):
-    """Grid (S,): the sparse edits of one row, in place; both kinds in one kernel, so that one form is compiled."""
+    """Grid (S,): the sparse edits of one row, in place. One kernel makes both kinds, so one variant is compiled."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
     line = logits_ptr + s * stride_logits
@@ -40,7 +40,7 @@ def bias_kernel(
     values = tl.load(bias_values_ptr + row * stride_values + k, mask=k < num_bias, other=0.0)
     old = tl.load(line + ids, mask=ids >= 0, other=0.0)
     tl.store(line + ids, old + values, mask=ids >= 0)
-    # A stop id may carry a bias: the mask must land after it.
+    # A stop id may have a bias, so the mask must be applied after it.
     tl.debug_barrier()
     num_output = tl.load(positions_ptr + s).to(tl.int64) - tl.load(num_prompt_ptr + row)
     if num_output < tl.load(min_tokens_ptr + row):
@@ -121,7 +121,7 @@ def penalty_kernel(
 
 
 def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> None:
-    """Apply to fp32 `logits` [S, V], in place, what `needs` asks for; other arguments as in `sampling.sample`."""
+    """Apply the edits in `needs` to fp32 `logits` [S, V], in place; other arguments as in `sampling.sample`."""
     num_samples, vocab = logits.shape
     if needs.bias or needs.min_tokens:
         num_bias, num_stop = state.bias_ids.shape[1], state.stop_ids.shape[1]

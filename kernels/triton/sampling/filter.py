@@ -1,8 +1,8 @@
 """min-p, top-k and top-p as one threshold per row, found without sorting.
 
-Each pass over the row counts (top-k) or weighs (top-p) the tokens above three pivots between the bounds and
-keeps the quarter that holds the answer, until one token, or no fp32 number, is left between them: the
-threshold is then exact, however the values are distributed.
+Each pass over the row counts (top-k) or weighs (top-p) the tokens above three pivots between the bounds, and keeps the
+quarter with the answer. It ends when one token, or no fp32 number, is left between the bounds. So the threshold is
+exact, however the values are distributed.
 """
 
 import torch
@@ -156,7 +156,7 @@ def filter_bounds(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sam
     num_samples, vocab = logits.shape
     bounds = torch.empty((num_samples, 2), dtype=torch.float32, device=logits.device)
     block = min(4096, next_power_of_two(vocab))
-    # Three forms are compiled, not seven: a filter that no row needs is skipped on the device.
+    # Three variants are compiled instead of seven, because a filter that no row needs is skipped on the device.
     top_k = needs.top_k or needs.top_p
     threshold_kernel[(num_samples,)](
         logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, bounds, vocab, logits.stride(0),

@@ -34,9 +34,9 @@ def draw_kernel(
     FILTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id that has it.
+    """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id with that score.
 
-    A block with a NaN gets the best score NaN: filters must not drop it.
+    The best score of a block with a NaN is NaN, because filters must not drop it.
     """
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
@@ -53,8 +53,8 @@ def draw_kernel(
             below = tl.load(bounds_ptr + 2 * s)
             floor = tl.load(bounds_ptr + 2 * s + 1)
             z = tl.where((z <= below) | (z < floor), float("-inf"), z)
-        # Blocks emptied by the filters need no noise.
-        if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):  # of NaN and others, either does
+        # Blocks that the filters have emptied need no noise.
+        if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):  # with NaN, either result will do
             position = tl.load(positions_ptr + s)
             z += token_noise(tl.load(seed_ptr + row), position, first // 4, BLOCK)
     top = tl.reduce(z, 0, larger_or_nan)
@@ -67,9 +67,9 @@ def draw_kernel(
 def pick_kernel(
     best_ptr, best_id_ptr, rows_ptr, positions_ptr, token_ids_ptr, out_ptr, num_blocks, stride_ids, BLOCK: tl.constexpr
 ):
-    """Grid (S,): the best of a row's blocks; equal scores go to the lowest id.
+    """Grid (S,): the best of a row's blocks; among equal scores, the lowest id.
 
-    A best score of NaN or plus infinity gives -1, minus infinity -2; the table then gets token 0.
+    A best score of NaN or plus infinity gives -1, and minus infinity gives -2. Then the table gets token 0.
     """
     s = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -88,7 +88,7 @@ def pick_kernel(
 def sample_triton(
     logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds
 ) -> Tensor:
-    """Arguments as `penstock.kernels.sampling.sample`; returns int32 [S], no host synchronisation.
+    """Arguments as `penstock.kernels.sampling.sample`; returns int32 [S], without host synchronisation.
 
     Rows of `logits` must be contiguous. Dtypes other than fp32 are read directly unless some row's logits are edited.
     """

@@ -12,7 +12,7 @@ from penstock.kernels.triton.device import ceil_div, next_power_of_two
 def block_best_kernel(
     logits_ptr, sum_ptr, best_ptr, best_id_ptr, vocab, stride_logits, NUM_TOP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Grid (ceil(V / BLOCK), S): a block's sum of exp(z - max) with its max, and its NUM_TOP best tokens."""
+    """Grid (ceil(V / BLOCK), S): a block's maximum, its sum of exp(z - max), and its NUM_TOP best tokens."""
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
     ids = block * BLOCK + tl.arange(0, BLOCK)

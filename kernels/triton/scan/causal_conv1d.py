@@ -1,4 +1,4 @@
-"""The short causal convolution of a ragged batch, and the states that it leaves."""
+"""The short causal convolution of a ragged batch, which also updates the states."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def inputs_at(
     x_ptr, gate_ptr, state_ptr, at, channels, mask, first, stride_x, stride_g, num_channels, WIDTH: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """The inputs [positions, channels] at positions `at` of a row's new tokens; negative ones are in its state."""
+    """The inputs [positions, channels] at positions `at` of a row's new tokens; negative positions are in its state."""
     token = (first + at).to(tl.int64)
     is_new = mask & (at >= 0)
     u = tl.load(x_ptr + token * stride_x + channels, mask=is_new, other=0.0)
@@ -34,7 +34,7 @@ def causal_conv1d_kernel(
     WIDTH: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, GATES_INPUT: tl.constexpr, GATES_OUTPUT: tl.constexpr,
     COMPUTES: tl.constexpr, KEEPS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N, blocks of tokens, blocks of channels). KEEPS: the only block of tokens; it leaves the state."""
+    """Grid (N, blocks of tokens, blocks of channels). KEEPS: a single block of tokens also writes the state."""
     row = tl.program_id(0)
     first, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
     count = end - first
@@ -66,7 +66,7 @@ def causal_conv1d_kernel(
             x_ptr, input_gate_ptr, state_ptr, count - (WIDTH - 1) + j, c, mask, first, stride_x, stride_ig,
             num_channels, WIDTH, GATES_INPUT,
         )  # fmt: skip
-        tl.debug_barrier()  # all have read the old state
+        tl.debug_barrier()  # until all threads have read the old state
         tl.store(state_ptr + j * num_channels + c, left.to(state_ptr.dtype.element_ty), mask=mask)
 
 
@@ -87,7 +87,7 @@ def causal_conv1d_triton(
     width = weight.shape[1]
     tokens = min(_TOKENS, next_power_of_two(rows.max_query_len))
     num_blocks = ceil_div(rows.max_query_len, tokens)
-    # One block of tokens can leave the state itself; of several, none knows when the others have read the old one.
+    # A single block of tokens can write the state. Of several, none knows when the others have read the old state.
     passes = [(True, True, num_blocks)] if num_blocks == 1 else [(True, False, num_blocks), (False, True, 1)]
     for computes, keeps, blocks in passes:
         causal_conv1d_kernel[(rows.rows.shape[0], blocks, ceil_div(channels, _CHANNELS))](

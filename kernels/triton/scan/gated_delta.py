@@ -1,4 +1,4 @@
-"""The gated delta rule for single tokens: a program has a value head of a row, and a block of its values."""
+"""The gated delta rule for single tokens: each program computes a block of values of a value head of a row."""
 
 import torch
 import triton

@@ -1,11 +1,12 @@
 """The gated delta rule over prompts, as products of matrices (Yang, Wang, Zhang, Shen and Kim, 2024).
 
-What a token writes depends on what those before it in its chunk have written. With A[i, j] = beta[i] (k[i] . k[j])
+What a token writes depends on what earlier tokens of its chunk have written. With A[i, j] = beta[i] (k[i] . k[j])
 exp(decay[i] - decay[j]) for j < i, and P[i, j] = (q[i] . k[j]) exp(decay[i] - decay[j]) for j <= i:
 
     wanted = v - exp(decay) k S;  written = (I + A)^-1 diag(beta) wanted;  y = exp(decay) q S + P written
 
-What stands before `wanted` needs no state: the first kernel makes it for all chunks at once, the second one scans.
+The factors of `wanted` do not depend on the state. The first kernel computes them for all chunks at once, and the
+second one scans.
 """
 
 import torch
@@ -20,7 +21,7 @@ from penstock.kernels.triton.scan.mamba2 import softplus
 
 @triton.jit
 def _unit_rows(ptr, token, stride, of_head, is_new, size, eps, SIZE: tl.constexpr):
-    """Load a head's keys or queries of a chunk, each of length 1; zeros for tokens that are not there."""
+    """Load a head's keys or queries of a chunk, normed to length 1; zeros for missing tokens."""
     n = tl.arange(0, SIZE)
     wanted = is_new[:, None] & (n < size)[None, :]
     x = tl.load(ptr + token[:, None] * stride + of_head + n[None, :], mask=wanted, other=0.0).to(tl.float32)
@@ -29,7 +30,7 @@ def _unit_rows(ptr, token, stride, of_head, is_new, size, eps, SIZE: tl.constexp
 
 @triton.jit
 def _log_decays(dt_ptr, a_ptr, dt_bias_ptr, token, stride, head, is_new):
-    """The logarithm of what each token leaves of the state; tokens that are not there leave all."""
+    """The logarithm of each token's decay of the state; 0 for missing tokens."""
     dt = tl.load(dt_ptr + token * stride + head, mask=is_new, other=0.0).to(tl.float32)
     decay = tl.load(a_ptr + head) * softplus(dt + tl.load(dt_bias_ptr + head).to(tl.float32))
     return tl.where(is_new, decay, 0.0)
@@ -40,7 +41,7 @@ def solve_chunks_kernel(
     q_ptr, k_ptr, dt_ptr, b_ptr, a_ptr, dt_bias_ptr, solved_ptr, start_ptr, stride_q, stride_k, stride_dt, stride_b,
     num_heads, heads_of_key, key_dim, scale, eps, CHUNK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N, chunks, H): W = (I + A)^-1 diag(beta) of a chunk, and P W; of each a row for each of its tokens."""
+    """Grid (N, chunks, H): W = (I + A)^-1 diag(beta) of a chunk, and P W; each has a row for each of its tokens."""
     row, begin, head = tl.program_id(0), tl.program_id(1) * CHUNK, tl.program_id(2)
     first, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
     count = end - first
@@ -57,7 +58,7 @@ def solve_chunks_kernel(
     system = tl.where(i[:, None] > i[None, :], tl.dot(k, tl.trans(k), input_precision=PRECISION) * since, 0.0)
     system *= beta[:, None]
     solved = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for now in range(1, CHUNK):  # row by row from the top: each needs those above it
+    for now in range(1, CHUNK):  # row by row from the top, since each row needs those above it
         is_now = i[:, None] == now
         its = tl.sum(tl.where(is_now, system, 0.0), 0)
         solved = tl.where(is_now, solved - tl.sum(its[:, None] * solved, 0)[None, :], solved)

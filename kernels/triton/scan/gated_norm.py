@@ -1,4 +1,4 @@
-"""The gate behind a scan, with the norm before or after it."""
+"""The gate after a scan, with the norm before or after the gate."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """The scan of Mamba 2: chunks of a prompt as products of matrices, and single tokens.
 
-A program has a head of a row, and a block of its values; the state stays in registers from chunk to chunk.
+Each program computes a block of values of a head of a row. The state stays in registers from chunk to chunk.
 """
 
 import torch
@@ -58,7 +58,7 @@ def mamba2_kernel(
             in_x, in_c = is_new[:, None] & in_p[None, :], is_new[:, None] & in_n[None, :]
             in_b = in_n[:, None] & is_new[None, :]
             dt = softplus(tl.load(dt_ptr + token * stride_dt + head, mask=is_new, other=0.0).to(tl.float32) + bias)
-            dt = tl.where(is_new, tl.minimum(tl.maximum(dt, min_dt), max_dt), 0.0)  # others neither write nor forget
+            dt = tl.where(is_new, tl.minimum(tl.maximum(dt, min_dt), max_dt), 0.0)  # others neither write nor decay
             x = tl.load(x_ptr + token[:, None] * stride_x + head * head_dim + p[None, :], mask=in_x, other=0.0)
             b = tl.load(b_ptr + token[None, :] * stride_b + group + n[:, None], mask=in_b, other=0.0).to(tl.float32)
             c = tl.load(c_ptr + token[:, None] * stride_c + group + n[None, :], mask=in_c, other=0.0).to(tl.float32)
