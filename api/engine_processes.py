@@ -27,7 +27,7 @@ class EngineProcesses:
         log = msgspec.structs.replace(
             config.log, log_level="warning" if config.log.log_level == "auto" else config.log.log_level
         )
-        worker = msgspec.structs.replace(config.worker, spare_worker=False)  # its forks would not be our children
+        worker = msgspec.structs.replace(config.worker, spare_worker=False)  # its forks would not be children of ours
         self._config = msgspec.structs.replace(config, log=log, worker=worker)
         self._held = ExitStack()
         self._supervisor: Supervisor | None = None

@@ -52,8 +52,8 @@ def write(folder: Path, jobs: Sequence[Job], done: Callable[[Job], None], most_b
     Args:
         folder: where `model.safetensors` goes, or numbered files with their index.
         jobs: in the order in which they are done.
-        done: told of each.
-        most_bytes: of one file.
+        done: called with each finished job.
+        most_bytes: most bytes of one file.
 
     Raises:
         OSError: for example if the disk is full.
@@ -72,7 +72,7 @@ def write(folder: Path, jobs: Sequence[Job], done: Callable[[Job], None], most_b
 
 
 def _files(jobs: Sequence[Job], most_bytes: int) -> Iterator[list[Job]]:
-    """What goes into each file."""
+    """The jobs whose tensors go into each file."""
     its: list[Job] = []
     size = 0
     for job in jobs:

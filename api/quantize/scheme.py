@@ -1,4 +1,4 @@
-"""What config.json says of a checkpoint that was quantized here: compressed-tensors' `quantization_config`."""
+"""The `quantization_config` in config.json for checkpoints that are quantized here, in compressed-tensors' form."""
 
 from collections.abc import Sequence
 from typing import Any

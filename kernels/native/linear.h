@@ -34,7 +34,7 @@ enum WeightKind {  // how a weight is stored and multiplied; as WEIGHT_KINDS in 
   kQuantizedBf16,  // stored likewise; values of a table and inputs are rounded to bf16
 };
 
-struct Linear {  // as _Linear in library.py
+struct Linear {  // as LinearStruct in library.py
   const void* weight;
   const float* bias;  // padded like the weight, or null
   int32_t num_outputs;

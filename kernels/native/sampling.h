@@ -59,7 +59,7 @@ inline Floats gumbel16(Words words) {
   return -log16(-log16(u));
 }
 
-struct Sampling {  // as _Sampling in sampler.py: the rows' parameters, as kernels/sampling_state.py has them
+struct Sampling {  // as _Sampling in library.py: the rows' parameters, described in kernels/sampling_state.py
   const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
   const int64_t *seed, *top_k, *min_tokens, *num_prompt_tokens;
   int32_t* token_ids;       // [rows, max_len]

@@ -7,7 +7,7 @@ namespace penstock {
 
 enum NormKind { kNoNorm, kRms, kLayerNorm };  // as NORM_KINDS in program.py
 
-struct NormWeights {  // as NormWeights in structs.py
+struct NormWeights {  // as NormWeightsStruct in structs.py
   const float *weight, *bias;  // or null
   float eps;
   int32_t kind;

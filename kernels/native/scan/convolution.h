@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-struct Convolution {  // as ConvolutionStruct in recurrent.py
+struct Convolution {  // as ConvolutionStruct in structs.py
   const float *weight, *bias;  // [width, channels], the newest input's weight last; [channels] or null
   int32_t channels, width, has_silu;
 };

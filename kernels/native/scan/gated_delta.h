@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-struct GatedDelta {  // as GatedDeltaStruct in recurrent.py
+struct GatedDelta {  // as GatedDeltaStruct in structs.py
   const float *a, *dt_bias;  // [num_heads]
   int32_t num_heads, num_key_heads, key_dim, value_dim;
 };

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-struct Mamba2 {  // as Mamba2Struct in recurrent.py
+struct Mamba2 {  // as Mamba2Struct in structs.py
   const float *a, *dt_bias, *skip;  // [num_heads]; the last two or null
   float min_dt, max_dt;
   int32_t num_heads, num_groups, head_dim, state_size;
