@@ -104,8 +104,10 @@ class DiskMover:
         return self._num_due > 0
 
     def begin(self) -> None:
-        """The scheduler starts afresh. Host pages are not touched any more for its earlier orders. An answer will list
-        what the disk holds."""
+        """The scheduler starts afresh: do nothing more for its earlier orders, and list what the disk holds.
+
+        Host pages are not touched any more for earlier orders.
+        """
         with self._news:
             with self._lock:
                 self._epoch += 1

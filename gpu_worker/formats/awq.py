@@ -1,4 +1,6 @@
-"""AWQ's layout "gemm": with j = k // group,
+"""AWQ's layout "gemm".
+
+With j = k // group,
 
     w[n, k] = scales[j, n] * (codes[k, n] - zeros[j, n])
 

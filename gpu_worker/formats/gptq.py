@@ -1,4 +1,6 @@
-"""The format of GPTQ: with j the group of input k,
+"""The format of GPTQ.
+
+With j the group of input k,
 
     w[n, k] = scales[j, n] * (codes[k, n] - zeros[j, n])
 

@@ -146,8 +146,11 @@ class Grammars:
         return masks.errors
 
     def take_forced(self, num_draws: int) -> bytes:
-        """For the step with the masks that were applied last: int32[S], at a row's first draw the number of tokens that
-        are forced after its last draw, else 0. Empty if no tokens are forced. Call it before `expect`."""
+        """int32[S], for the step with the masks that were applied last; empty if no tokens are forced.
+
+        At a row's first draw it has the number of tokens that are forced after the row's last draw, else 0. Call it
+        before `expect`.
+        """
         forced = b""
         if any(self._num_forced):
             counts = np.zeros(num_draws, dtype=np.int32)

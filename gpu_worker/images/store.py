@@ -74,8 +74,11 @@ class EmbeddingStore:
 
     @torch.inference_mode()
     def work(self, seconds: float) -> ImageEncoded | None:
-        """Go on with the oldest picture for about this many seconds, but at least by one part. Return the answer once
-        the picture is ready or has failed."""
+        """Go on with the oldest picture for about this many seconds, but at least by one part.
+
+        Returns:
+            The answer once the picture is ready or has failed.
+        """
         if not self._waiting:
             return None
         began = time.perf_counter()

@@ -29,8 +29,10 @@ def pool_budget(
     device: Device,
     draft: Computed | None = None,
 ) -> int:
-    """Bytes for the pool. On a device with its own memory: the allowed share, minus weights, row state and the measured
-    peak of activations. `draft`: a draft model that computes batches of the same size between the model's.
+    """Bytes for the pool.
+
+    On a device with its own memory: the allowed share, minus weights, row state and the measured peak of activations.
+    `draft`: a draft model that computes batches of the same size between the model's.
 
     Raises:
         torch.OutOfMemoryError: if the largest batch alone does not fit.

@@ -278,8 +278,10 @@ def open_stage(config: Config, runner: ModelRunner, ranks: Ranks, device: Device
 
 
 def _host_pages(config: Config, kv: KVPool, device: Device, max_model_len: int) -> HostPages | None:
-    """The host tier, if one is wanted, or else the host pages that stage a disk tier. If there is no memory for them,
-    serving goes on without."""
+    """The host tier, if one is wanted, or else the host pages that stage a disk tier.
+
+    If there is no memory for them, serving goes on without.
+    """
     num_bytes = int(config.worker.host_kv_gib * _GIB)
     num_bytes = num_bytes or staging_bytes(config, kv.page_bytes, max_model_len)
     if not num_bytes:

@@ -116,8 +116,10 @@ def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
 
 
 def _image_plans(limits: Limits, store: "EmbeddingStore") -> Iterator[StepPlan]:
-    """A picture goes through the tower, and then through the decoder at the beginning of prompts. Its positions may
-    have rows and columns, and may see each other."""
+    """A picture goes through the tower, and then through the decoder at the beginning of prompts.
+
+    Its positions may have rows and columns, and may see each other.
+    """
     vision, key = store.tower.vision, bytes(32)
     grid = vision.small_grid
     count, shape = vision.num_embeddings(grid), vision.pixel_shape(grid)

@@ -236,8 +236,10 @@ def page_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
 
 
 def _part_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
-    """Bytes of the keys of one layer in a page. In quantized pages each head has the same number of bytes, a multiple
-    of 4, because two fp16 are loaded at once."""
+    """Bytes of the keys of one layer in a page.
+
+    In quantized pages each head has the same number of bytes, a multiple of 4, because two fp16 are loaded at once.
+    """
     if not isinstance(kv, KVFormat):
         return groups[0].num_elements * kv.itemsize
     most = max(group.num_kv_heads * group.page_size * kv.head_bytes(group.head_dim) for group in groups)

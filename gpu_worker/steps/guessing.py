@@ -88,8 +88,10 @@ class Guessing:
         most: Int32Array,
         asked: npt.NDArray[np.bool_],
     ) -> Guesses:
-        """The drafter's guesses for the `asked` ones of D rows. They form a chain for rows that sample by their earlier
-        tokens, because a row has only one set of earlier tokens."""
+        """The drafter's guesses for the `asked` ones of D rows.
+
+        They form a chain for rows that sample by their earlier tokens, because a row has only one set of these.
+        """
         if asked.all():
             return self._in_chains(drafter.guess(rows, positions, most), rows)
         counts = np.zeros_like(most)

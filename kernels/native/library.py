@@ -278,8 +278,10 @@ class Library:
             self.functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
 
     def count_layers(self, counter: npt.NDArray[np.int64] | None) -> None:
-        """Let each step write to `counter` [1] how many of its layers have written their keys and values. The counter
-        must live until it is replaced."""
+        """Let each step write to `counter` [1] how many of its layers have written their keys and values.
+
+        The counter must live until it is replaced.
+        """
         self._counter = counter
         self.functions.penstock_count_layers(c_void_p(None if counter is None else counter.ctypes.data))
 

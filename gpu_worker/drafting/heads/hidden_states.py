@@ -55,8 +55,10 @@ class HiddenStates:
         return found & (positions >= 0)
 
     def first_kept(self, rows: Int32Array, least: Int32Array, positions: Int32Array) -> Int32Array:
-        """int32[N], the begin (not before `least`) of each row's run of kept positions that ends at `positions`. If not
-        even that last position is kept, it is `positions` + 1."""
+        """int32[N], the begin of each row's run of kept positions that ends at `positions`, not before `least`.
+
+        If not even that last position is kept, it is `positions` + 1.
+        """
         runs = positions[:, None] - np.arange(min(self.num_kept, 1 + int((positions - least).max())), dtype=np.int32)
         is_kept = self.positions[rows[:, None], runs % self.num_kept] == runs
         is_kept &= runs >= least[:, None]

@@ -117,8 +117,10 @@ def _places(vision: GridVision, grid: Sequence[int]) -> Tensor:
 
 
 def _stretched(table: Tensor, vision: GridVision, grid: Sequence[int]) -> Tensor:
-    """[patches, hidden]: learned vectors, stretched to a picture by bilinear interpolation. The picture's corners have
-    the vectors of the table's corners."""
+    """[patches, hidden]: learned vectors, stretched to a picture by bilinear interpolation.
+
+    The picture's corners have the vectors of the table's corners.
+    """
     side, places = vision.positions, _places(vision, grid)
     at = places.float() * (side - 1) / torch.tensor([max(1, size - 1) for size in grid[1:]])
     first = at.floor().long()

@@ -78,8 +78,11 @@ class PatchTower(NamedTuple):
 
 
 def _rotation(vision: PatchVision, rows: int, columns: int, device: torch.device) -> Rotation:
-    """fp32[patches, half of a head], twice. One half of the angles depends on the row, with the even frequencies; the
-    other half on the column, with the odd ones."""
+    """fp32[patches, half of a head], twice: cosines and sines.
+
+    One half of the angles depends on the row, with the even frequencies. The other half depends on the column, with the
+    odd ones.
+    """
     half = vision.hidden_size // vision.num_heads // 2
     frequencies = 1.0 / vision.theta ** (torch.arange(half, dtype=torch.float32) / half)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")

@@ -69,8 +69,10 @@ class SharedRanks:
         self._watched = {rank: os.pidfd_open(pid) for rank, pid in enumerate(memory.pids()) if rank != memory.rank}
 
     def all_reduce(self, x: Tensor) -> None:
-        """Replace x, contiguous, by the sum over the ranks. fp32 is added in the order of the ranks; other floats are
-        added as fp32, and rounded once."""
+        """Replace x, contiguous, by the sum over the ranks.
+
+        fp32 is added in the order of the ranks; other floats are added as fp32, and rounded once.
+        """
         sums = x if x.dtype == torch.float32 else x.float()
         self._functions.penstock_add_up(ctypes.byref(self.struct), c_void_p(sums.data_ptr()), c_int64(sums.numel()))
         if sums is not x:
