@@ -54,9 +54,6 @@ launched, so the loop neither waits nor spins."""
 _TELL_SECONDS = 2.0
 """Between two messages with the experts' token counts. Reading the counts waits for the device."""
 
-_ENCODING_SECONDS = 0.002
-"""Time spent on an image between two checks of the socket, unless a single part of the tower takes longer."""
-
 _LOOK_MS = 2
 """How long to wait when there is nothing to do but a thread prepares a grammar or moves pages, or a tower has parts
 left."""
@@ -147,7 +144,7 @@ def run_worker(
                 began = monotonic()  # the start of the next step, if there is one
                 recent_us.append(result.num_forward_us)
                 if images is not None:
-                    images.stepped()
+                    images.stepped(result.num_forward_us / 1e6)
                 if handover is not None:
                     handover.end_step(result.step_id)
                 if hello.answers:
@@ -175,7 +172,7 @@ def run_worker(
                 has_heard, silence_ms = True, 0
             if images is not None and images.is_due:
                 is_behind = isinstance(message, StepPlan) and images.yields_to(message)
-                if not is_behind and (encoded := images.work(_ENCODING_SECONDS)) is not None:
+                if not is_behind and (encoded := images.work()) is not None:
                     channel.send(encoded)
             match message:
                 case StepPlan():

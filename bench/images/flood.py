@@ -4,7 +4,7 @@
 
 Some clients stream one chat after another. First they are alone, then other clients send chats with images, none of
 them twice, as fast as these are answered; and so on in turns. Memory is that of all of the server's processes (PSS) and
-of the segments in shared memory. It is read every two seconds only: while the kernel counts the pages of a process, that
+of the segments in shared memory. It is read every two seconds only: while the kernel counts a process's pages, the
 process can map no memory, so readings four times a second were most of the longest 1 % of the pauses between tokens.
 The model is a Qwen2.5-VL of random weights.
 """

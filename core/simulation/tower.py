@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
+from statistics import median
 
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded
 
-TURN_SECONDS = 0.002
+SHORTEST_SECONDS, PART_OF_STEP, NUM_RECENT = 0.001, 0.4, 9
 STEPS_SHARE = 2.0
-"""The worker's values: the length of a turn, and the pause after one as a multiple of it, if there are steps."""
+"""The worker's values: the shortest turn, a turn's length as a part of recent steps' median, and the pause after a turn
+as a multiple of it, if there are steps."""
 
 
 class _Encoding:
@@ -33,6 +35,7 @@ class ModelledTower:
         self._free = 0.0  # when the device is free, as far as is known
         self._not_before = 0.0
         self._is_shared = False  # whether there has been a step since the last turn
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)  # seconds of steps
         self.busy = 0.0  # seconds
 
     def order(self, messages: Iterable[EncodeImage | DropEmbedding], arrived: float) -> None:
@@ -51,7 +54,7 @@ class ModelledTower:
             begins = self._next_turn(its)
             if begins > at:
                 break
-            spent = min(its.left, TURN_SECONDS)
+            spent = min(its.left, self._turn)
             its.left -= spent
             self.busy += spent
             self._free = begins + spent
@@ -62,10 +65,15 @@ class ModelledTower:
                 self._done.append((self._free, ImageEncoded(its.embedding_id, round(its.seconds * 1e6))))
         return max(at, self._free)
 
-    def stepped(self, ended: float) -> None:
-        """A step has the device until `ended`."""
+    def stepped(self, ended: float, seconds: float) -> None:
+        """A step has the device for this time, until `ended`."""
         self._free = max(self._free, ended)
         self._is_shared = True
+        self._recent.append(seconds)
+
+    @property
+    def _turn(self) -> float:
+        return max(SHORTEST_SECONDS, PART_OF_STEP * median(self._recent)) if self._recent else SHORTEST_SECONDS
 
     @property
     def ready_at(self) -> float:
@@ -75,7 +83,7 @@ class ModelledTower:
         if not self._waiting:
             return inf
         its = self._waiting[0]
-        stays_away = STEPS_SHARE * TURN_SECONDS if self._is_shared and its.left > TURN_SECONDS else 0.0
+        stays_away = STEPS_SHARE * self._turn if self._is_shared and its.left > self._turn else 0.0
         return self._next_turn(its) + its.left + stays_away
 
     def take_encoded(self, now: float) -> list[ImageEncoded]:

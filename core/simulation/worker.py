@@ -91,7 +91,7 @@ class ModelledWorker:
             self._drawn[rows[np.frombuffer(plan.samples, dtype=np.bool_)]] = began
         self._stepped += seconds
         if self._tower is not None:
-            self._tower.stepped(began)
+            self._tower.stepped(began, seconds)
         result = StepResult(
             plan.step_id,
             self._tokens(plan),

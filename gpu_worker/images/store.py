@@ -50,9 +50,9 @@ class EmbeddingStore:
         """Whether due work lets this step go first."""
         return self._turns.yields_to(plan)
 
-    def stepped(self) -> None:
-        """Note that a step has been computed on the same device."""
-        self._turns.stepped()
+    def stepped(self, seconds: float) -> None:
+        """Note that a step has been computed on the same device, in this time."""
+        self._turns.stepped(seconds)
 
     def embeddings(self, embedding_id: int) -> Tensor:
         """[embeddings, H]. Raises KeyError if they are not ready."""
@@ -73,8 +73,8 @@ class EmbeddingStore:
         self._waiting.clear()
 
     @torch.inference_mode()
-    def work(self, seconds: float) -> ImageEncoded | None:
-        """Go on with the oldest picture for about this many seconds, but at least by one part.
+    def work(self, seconds: float | None = None) -> ImageEncoded | None:
+        """Go on with the oldest picture for about this many seconds (None: for one turn), but at least by one part.
 
         Returns:
             The answer once the picture is ready or has failed.
@@ -83,7 +83,7 @@ class EmbeddingStore:
             return None
         began = time.perf_counter()
         try:
-            return self._work(self._waiting[0], began, began + seconds)
+            return self._work(self._waiting[0], began, began + (self._turns.length if seconds is None else seconds))
         finally:
             self._turns.encoded(began, time.perf_counter())
 

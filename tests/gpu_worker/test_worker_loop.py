@@ -18,6 +18,7 @@ from penstock.core.checkpoint.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.images.store import EmbeddingStore
+from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, run_worker
@@ -174,6 +175,17 @@ def test_images_leave_steps_two_thirds_of_the_time_and_take_all_when_there_are_n
     for (began, ended), (goes_on, _) in pairwise(pictures.parts[2 : 2 + beside]):
         assert goes_on - ended >= 2 * (ended - began)
     assert after.split() == ["image"] * (12 - 2 - beside)
+
+
+def test_a_turn_is_shorter_than_half_a_step() -> None:
+    turns = Turns()
+    assert turns.length == 0.001
+    for seconds in (*[0.025] * 20, 0.4, 0.3):  # with two long prompts
+        turns.stepped(seconds)
+    assert turns.length == pytest.approx(0.01)
+    for _ in range(20):
+        turns.stepped(0.0005)
+    assert turns.length == 0.001
 
 
 def test_an_image_never_comes_on_top_of_a_step_with_a_prompt_but_does_not_wait_for_ever() -> None:

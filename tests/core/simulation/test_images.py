@@ -12,7 +12,6 @@ from penstock.core.simulation import tower as tower_model
 from penstock.core.simulation.arrivals import Arrival, ShownImage, read, write
 from penstock.core.simulation.fit import EncodeCosts, fit_encoding
 from penstock.core.simulation.study import Machine, Tower, measured
-from penstock.gpu_worker import worker_loop
 from penstock.gpu_worker.images import turns
 from tests.core.simulation.loads import KnownDevice, machine, simulator
 from tests.core.simulation.test_recordings import plan
@@ -31,7 +30,8 @@ def shows(at: float, *names: str, output_len: int = 2, size: int = 48) -> Arriva
 
 
 def test_turns_are_the_workers() -> None:
-    assert (tower_model.TURN_SECONDS, tower_model.STEPS_SHARE) == (worker_loop._ENCODING_SECONDS, turns._STEPS_SHARE)
+    own = (tower_model.SHORTEST_SECONDS, tower_model.PART_OF_STEP, tower_model.NUM_RECENT, tower_model.STEPS_SHARE)
+    assert own == (turns._SHORTEST_SECONDS, turns._PART_OF_STEP, turns._NUM_RECENT, turns._STEPS_SHARE)
 
 
 def test_a_request_waits_for_its_image_and_nobody_encodes_it_again() -> None:
@@ -39,7 +39,7 @@ def test_a_request_waits_for_its_image_and_nobody_encodes_it_again() -> None:
     first, again, other = run.outcomes
     assert first.ttft == pytest.approx(50e-3 + 10e-3)
     assert again.ttft == pytest.approx(10e-3)
-    pause = tower_model.STEPS_SHARE * tower_model.TURN_SECONDS
+    pause = tower_model.STEPS_SHARE * tower_model.PART_OF_STEP * 10e-3
     assert other.ttft == pytest.approx(50e-3 + 10e-3 + pause), "the dog's, with a pause as there have been steps"
     assert run.busy == pytest.approx(2 * 50e-3 + 6 * 10e-3)
 
@@ -54,12 +54,13 @@ def test_equal_placeholders_of_other_images_share_nothing() -> None:
 
 
 def test_streams_keep_two_thirds_of_their_speed_beside_a_flood() -> None:
-    stream = Arrival(time=0.0, input_len=10, output_len=400)
-    short_steps = seeing()._replace(device=FLAT._replace(step=2e-3))  # a tower is away for two of them
-    alone = simulator([stream], short_steps).run().outcomes[0].tpot
     flood = [shows(0.1, f"{i}", output_len=1) for i in range(60)]
-    beside = simulator([stream, *flood], short_steps).run().outcomes[0].tpot
-    assert alone / beside == pytest.approx(2 / 3, abs=0.1)
+    for seconds in (2e-3, 10e-3, 50e-3):
+        stream = Arrival(time=0.0, input_len=10, output_len=int(1 / seconds))
+        steps = seeing()._replace(device=FLAT._replace(step=seconds))
+        alone = simulator([stream], steps).run().outcomes[0].tpot
+        beside = simulator([stream, *flood], steps).run().outcomes[0].tpot
+        assert alone / beside == pytest.approx(0.7, abs=0.1), seconds
 
 
 def test_those_for_which_there_is_no_room_wait() -> None:
