@@ -74,7 +74,7 @@ def compared(on: Machine, served: Measured) -> dict[str, Any]:
     """Mean, p50 and p99 of what was measured and what is simulated, with images as they are and as texts."""
     as_texts = [replace(each, images=()) for each in served.arrivals]
     times: dict[str, Sequence[float]] = {
-        "measured": served.ttft,
+        "measured": [each.first for each in served.delays],
         "simulated": simulated(on, served),
         "simulated_as_texts": simulated(on._replace(tower=None), served._replace(arrivals=as_texts)),
     }

@@ -47,6 +47,7 @@ from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, d
 from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import FittedDevice
 from penstock.core.simulation.prompts import Prompts
+from penstock.core.simulation.recordings import Delays
 from penstock.core.simulation.simulator import Simulator
 from penstock.core.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
 
@@ -164,7 +165,7 @@ class Server:
         """All of it, from its clients and its recording."""
         (self._folder / f"{self._name}-clients.json").write_bytes(msgspec.json.encode(self._outcomes))
         known = measured(self._record)
-        known = known._replace(arrivals=known.arrivals[_NUM_WARM:], ttft=known.ttft[_NUM_WARM:])
+        known = known._replace(arrivals=known.arrivals[_NUM_WARM:], delays=known.delays[_NUM_WARM:])
         sent = [
             msgspec.structs.replace(each, time=max(0.0, outcome.start))
             for each, outcome in zip(self._drawn, self._outcomes, strict=True)
@@ -190,7 +191,7 @@ def fitted(served: Served) -> Machine:
     lengths = [each.output_len for each in served.known.arrivals]
     if len(lengths) != len(seen):
         raise RuntimeError(f"{len(seen)} requests were sent, and {len(lengths)} are in the recording")
-    return with_clients(served.known.machine, [outcome.ttft for outcome in seen], served.known.ttft)
+    return with_clients(served.known.machine, [Delays(each.ttft, each.e2e) for each in seen], served.known.delays)
 
 
 def rate_in_use(requests: Iterable[tuple[float, float, int]]) -> float:

@@ -40,6 +40,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     request: float = 0.0  # from the client to the scheduler
     request_per_token: float = 0.0  # additional, for each token of the prompt
     reply: float = 0.0  # from the scheduler to the client, for a token
+    first: float = 0.0  # additional, for a request's first token, with which the answer begins; it may be negative
     admission: float = 0.0  # the scheduler's time for requests that came together, until their plan is sent
     scheduler: float = 0.0  # the scheduler's time for a step: applying its result and planning another
     transport: float = 0.0  # of a plan to the worker and of its result back, together

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -10,6 +11,13 @@ from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.core.simulation.arrivals import Arrival, ShownImage
 from penstock.core.simulation.fit import MeasuredStep
 from penstock.core.simulation.worker import shape_of
+
+
+class Delays(NamedTuple):
+    """Seconds from a request to its first token and to its last."""
+
+    first: float
+    last: float
 
 
 def read_run(path: Path) -> Run:
@@ -21,19 +29,20 @@ def read_run(path: Path) -> Run:
     return max(Recording.read(path).runs, key=lambda run: len(run.events))
 
 
-def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
-    """Return the completed sequences of a run as separate requests, and the seconds to the first token of each.
+def arrivals_of(run: Run) -> tuple[list[Arrival], list[Delays]]:
+    """Return the completed sequences of a run as separate requests, and the delays of each.
 
-    The first request comes at 0. Seconds count from a request's arrival at the scheduler.
+    The first request comes at 0. Delays count from a request's arrival at the scheduler to the sending of tokens.
     """
     found = []
     for recorded in run.requests.values():
         for idx, end in recorded.ends.items():
             if end.num_tokens and not end.error:
-                found.append((_arrival(recorded, idx), end.first_token_at - recorded.arrival.at))
+                came = recorded.arrival.at
+                found.append((_arrival(recorded, idx), Delays(end.first_token_at - came, end.at - came)))
     found.sort(key=lambda each: each[0].time)
     began = found[0][0].time if found else 0.0
-    return [replace(each, time=each.time - began) for each, _ in found], [ttft for _, ttft in found]
+    return [replace(each, time=each.time - began) for each, _ in found], [delays for _, delays in found]
 
 
 def steps_of(run: Run) -> list[MeasuredStep]:

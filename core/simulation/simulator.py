@@ -190,11 +190,11 @@ class Simulator:
                 number = int(delta.request_id)
                 outcome = outcomes[number]
                 if outcome.first_token is None and delta.token_ids:
-                    outcome.first_token = heard
+                    outcome.first_token = heard + self._timing.first
                     outcome.num_cached = delta.num_cached_tokens
                 if delta.finish_reason is not None:
                     arrival = self._arrivals[number]
                     num_tokens = min(arrival.output_len, self.scheduler.limits.max_sequence_len - arrival.input_len)
                     if delta.error_code is not None:
                         num_tokens = 0
-                    outcome.end(heard, num_tokens, delta.error_code or "")
+                    outcome.end(max(heard, outcome.first_token or 0.0), num_tokens, delta.error_code or "")

@@ -18,7 +18,7 @@ from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import EncodeCosts, MeasuredStep, fit_device, fit_encoding, fit_timing
 from penstock.core.simulation.outcomes import Run
 from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.recordings import admission_of, arrivals_of, encoded_of, read_run, steps_of
+from penstock.core.simulation.recordings import Delays, admission_of, arrivals_of, encoded_of, read_run, steps_of
 from penstock.core.simulation.roofline import RooflineDevice
 from penstock.core.simulation.simulator import Simulator, messages
 from penstock.core.simulation.step_traces import read_trace
@@ -110,7 +110,7 @@ class Measured(NamedTuple):
     machine: Machine
     steps: list[MeasuredStep]
     arrivals: list[Arrival]
-    ttft: list[float]  # seconds of each arrival, at the scheduler; empty: not recorded
+    delays: list[Delays]  # of each arrival, at the scheduler; empty: not recorded
     page_size: int
 
 
@@ -154,7 +154,7 @@ def measured(path: Path) -> Measured:
         page_size = Config().scheduler.page_size  # a trace does not have it; sizes are in tokens from here on
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
         state_bytes, tower = 0, None
-        steps, arrivals, ttft, admission = trace.steps, trace.arrivals, list[float](), 0.0
+        steps, arrivals, delays, admission = trace.steps, trace.arrivals, list[Delays](), 0.0
     else:
         run = read_run(path)
         hello = run.hello()
@@ -164,7 +164,7 @@ def measured(path: Path) -> Measured:
         if per_token:
             num_slots += int((hello.max_num_seqs + 1 + hello.num_snapshots) * state_bytes / per_token)
         sizes = num_slots, hello.max_model_len, hello.vocab_size, per_token
-        steps, (arrivals, ttft), admission = steps_of(run), arrivals_of(run), admission_of(run)
+        steps, (arrivals, delays), admission = steps_of(run), arrivals_of(run), admission_of(run)
         tower = _tower(path, hello, arrivals, encoded_of(run))
     timing = fit_timing(steps)
     timing = replace(
@@ -175,7 +175,7 @@ def measured(path: Path) -> Measured:
         scheduler=timing.scheduler or _TYPICAL.scheduler,
     )
     machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes, tower=tower)
-    return Measured(machine, steps, arrivals, ttft, page_size)
+    return Measured(machine, steps, arrivals, delays, page_size)
 
 
 def _tower(
@@ -261,15 +261,25 @@ def compare(
     return results
 
 
-def with_clients(machine: Machine, at_clients: Sequence[float], at_scheduler: Sequence[float]) -> Machine:
+def with_clients(machine: Machine, at_clients: Sequence[Delays], at_scheduler: Sequence[Delays]) -> Machine:
     """Return the machine with the measured delays between clients and scheduler.
 
     Args:
         machine: has known step times.
-        at_clients: seconds to the first token of each request, as its client saw it.
-        at_scheduler: the same for the scheduler, in the same order: from a request's arrival to the token's sending.
+        at_clients: the delays of each request, as its client saw them.
+        at_scheduler: the same for the scheduler, in the same order.
     """
-    ways = sorted(client - scheduler for client, scheduler in zip(at_clients, at_scheduler, strict=True))
-    rare = len(ways) // 20  # of the shortest and of the longest, which may be stalls
-    way = max(0.0, fmean(ways[rare : len(ways) - rare])) if ways else 0.0
-    return machine._replace(timing=replace(machine.timing, request=way / 2, request_per_token=0.0, reply=way / 2))
+    pairs = list(zip(at_clients, at_scheduler, strict=True))
+    of_first = _usual([client.first - scheduler.first for client, scheduler in pairs])
+    of_last = _usual([client.last - scheduler.last for client, scheduler in pairs])
+    request, reply = of_first / 2, max(0.0, of_last - of_first / 2)
+    timing = replace(
+        machine.timing, request=request, request_per_token=0.0, reply=reply, first=of_first - request - reply
+    )
+    return machine._replace(timing=timing)
+
+
+def _usual(ways: Sequence[float]) -> float:
+    """Return the mean without the shortest and the longest, which may be stalls; at least 0."""
+    ordered, rare = sorted(ways), len(ways) // 20
+    return max(0.0, fmean(ordered[rare : len(ordered) - rare])) if ordered else 0.0

@@ -50,7 +50,8 @@ async def complete(http: aiohttp.ClientSession, server: Server, request: dict[st
     "flags",
     [
         ("--pipeline-depth", "0", "--page-size", "1", "--max-num-batched-tokens", "16"),
-        # 24 pages of 16 tokens for six sequences of up to 364, each of which grows by four pages: preemption for sure
+        # 24 pages of 16 tokens for six sequences of up to 364, each of which grows by four pages: if they overlap, some
+        # are preempted.
         ("--pipeline-depth", "2", "--num-pages", "24", "--no-enable-prefix-caching", "--max-model-len", "380"),
     ],
     ids=["depth0-pages1-budget16", "depth2-tiny-pool"],
@@ -63,11 +64,14 @@ async def test_greedy_output_equals_transformers(checkpoint: Checkpoint, flags: 
         aiohttp.ClientSession() as http,
     ):
         requests = [body(prompt, 64, return_token_ids=True, n=2 if i == 2 else 1) for i, prompt in enumerate(prompts)]
-        answers = await asyncio.gather(*(complete(http, server, request) for request in requests))
-        for prompt, answer in zip(prompts, answers, strict=True):
-            expected = greedy(checkpoint.model, prompt, 64)
-            assert all(choice["token_ids"] == expected for choice in answer["choices"])
-        metrics = await server.settled(http)
+        expected = [greedy(checkpoint.model, prompt, 64) for prompt in prompts]
+        for _ in range(10):  # on a busy machine requests may come one after the other
+            answers = await asyncio.gather(*(complete(http, server, request) for request in requests))
+            for tokens, answer in zip(expected, answers, strict=True):
+                assert all(choice["token_ids"] == tokens for choice in answer["choices"])
+            metrics = await server.settled(http)
+            if "--num-pages" not in flags or metrics["penstock_num_preemptions_total"] > 0:
+                break
         if "--num-pages" in flags:
             assert metrics["penstock_num_preemptions_total"] > 0
 

@@ -15,6 +15,7 @@ from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, d
 from penstock.core.simulation.device import StepShape, Timing
 from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import FittedDevice, MeasuredStep, Spread, fit_device, fit_timing
+from penstock.core.simulation.recordings import Delays
 from penstock.core.simulation.step_traces import read_trace
 from penstock.core.simulation.study import Machine, measured, with_clients
 from tests.core.simulation.loads import KnownDevice, machine, simulator
@@ -106,18 +107,37 @@ def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
     trace = StepTrace(str(path))
     true = machine(DEVICE, TIMING)
     arrivals = draw(500, *LOADS["steady"], seed=1)
-    ttft = [outcome.ttft for outcome in simulator(arrivals, true, trace=trace).run().outcomes]
+    outcomes = simulator(arrivals, true, trace=trace).run().outcomes
+    delays = [Delays(each.ttft, each.e2e) for each in outcomes]
     trace.close()
     known = measured(path).machine
     assert known.timing.transport == pytest.approx(TIMING.transport, rel=0.1)
     assert known.timing.scheduler == pytest.approx(TIMING.scheduler, rel=0.1)
     way = TIMING.request + TIMING.reply
-    fitted = with_clients(known, ttft, [each - way for each in ttft])
+    fitted = with_clients(known, delays, [Delays(first - way, last - way) for first, last in delays])
     assert fitted.timing.request + fitted.timing.reply == pytest.approx(way)
+    assert fitted.timing.first == pytest.approx(0.0)
     for name in LOADS:
         predicted, actual = figures_of(name, fitted), figures_of(name, true)
         for figure, value in actual.items():  # few requests make a p99
             assert predicted[figure] == pytest.approx(value, rel=0.15 if "p99" in figure else 0.04), (name, figure)
+
+
+def test_first_tokens_have_a_longer_way_to_clients_than_others() -> None:
+    at_scheduler = [Delays(0.01 * i, 0.02 * i) for i in range(40)]
+    at_clients = [Delays(first + 4e-3, last + 3e-3) for first, last in at_scheduler]
+    timing = with_clients(machine(DEVICE, TIMING), at_clients, at_scheduler).timing
+    assert (timing.request, timing.reply, timing.first) == pytest.approx((2e-3, 1e-3, 1e-3))
+    arrivals = [Arrival(time=0.0, input_len=20, output_len=length) for length in (1, 2, 40)]
+    for first in (1e-3, -1e-3):
+        slow, quick = (
+            simulator(arrivals, machine(DEVICE, msgspec.structs.replace(TIMING, reply=2e-3, first=each))).run().outcomes
+            for each in (first, 0.0)
+        )
+        for its, other in zip(slow, quick, strict=True):
+            assert its.ttft - other.ttft == pytest.approx(first)
+            assert its.ended >= its.sent + its.ttft
+        assert slow[2].ended == quick[2].ended
 
 
 def test_a_trace_shows_its_requests(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_a_recording_says_of_steps_and_requests(tmp_path: Path) -> None:
     assert (first.key, first.weight, first.priority, first.ttft_ms) == ("k", 3.0, 2, 500.0)
     assert (second.time, second.input_len, second.output_len, second.max_tokens) == (1.0, 36, 5, 0)
     assert first.pages == second.pages == pages
-    assert found.ttft == pytest.approx([0.0045, 0.1])
+    assert [delay for delays in found.delays for delay in delays] == pytest.approx([0.0045, 0.2, 0.1, 0.2])
     assert found.steps[0].shape == StepShape([], [(0, 40)])
     assert found.steps[5].shape == StepShape([44], [])
     assert (found.machine.num_slots, found.machine.max_model_len, found.machine.kv_bytes_per_token) == (
