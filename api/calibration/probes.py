@@ -126,7 +126,7 @@ class Probes:
 
     def pace(self, costs: StepCosts) -> Pace:
         """How long steps take now, compared to these costs."""
-        return Pace(self._ratio(costs, CACHED, (1, 128, 0)), self._ratio(costs, STREAMED, (1, 16, 12)))
+        return Pace(self._ratio(costs, CACHED, (1, 512, 0)), self._ratio(costs, STREAMED, (1, 16, 12)))
 
     def _ratio(self, costs: StepCosts, shape: Shape, run: tuple[int, int, int]) -> float:
         """The ratio of measured time to expected cost, for the last step of a run."""
