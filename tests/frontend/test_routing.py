@@ -206,7 +206,7 @@ def test_more_is_found_cached_than_by_turns_and_the_engines_are_even(
         found[policy] = fleet.run(shared_prefixes(seed))
     hits = found["prefix"].num_cached / found["round-robin"].num_cached
     print(f"hits {hits:.2f} times, busiest over mean {found['prefix'].busiest_over_mean:.3f}")
-    assert hits > 1.4, "in any of these loads; the benchmark has one in which it is more"
+    assert hits > 1.5
     assert found["prefix"].busiest_over_mean < 0.1
     assert found["prefix"].seconds < found["round-robin"].seconds
     assert found["prefix"].found == pytest.approx(found["prefix"].expected, rel=0.1)
