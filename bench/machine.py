@@ -2,7 +2,10 @@
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,13 @@ _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_i
 
 def commit(folder: Path = _HERE) -> str:
     """The commit of the source in a folder, if it is a clone."""
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    asked = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def command(module: str, argv: Sequence[str] | None) -> str:
+    """What a user types to run this; `argv` as `main` gets it, None: the process's own arguments."""
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
 
 
 def processor() -> str:

@@ -11,7 +11,6 @@ checkout's turns, and the median of the ratios of neighbouring turns: below 1, t
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -109,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     # Here and not above: the other checkout runs this file, too, and may have them elsewhere.
-    from bench.machine import commit, machine
+    from bench.machine import command, commit, machine
     from bench.shapes_folder import shape_folder
 
     model = shape_folder(args.shape) if args.shape else args.model or _HERE / "demo" / "model"
@@ -132,9 +131,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{case:16} {statistics.median(other):12.1f} {statistics.median(this):12.1f} {ratio:8.3f}", flush=True
             )
     if args.out:
-        command = shlex.join(["python", "-m", "bench.engine.against", *(sys.argv[1:] if argv is None else argv)])
         commits = {name: commit(path) for name, path in folders.items()}
-        record = {"kind": "against", "command": command, "commits": commits, "model": model.name}
+        record = {
+            "kind": "against",
+            "command": command("bench.engine.against", argv),
+            "commits": commits,
+            "model": model.name,
+        }
         args.out.write_text(json.dumps(record | {"machine": machine(), "rows": rows}, indent=1) + "\n")
     return 0
 

@@ -10,7 +10,6 @@ without filters, and once more for the largest batch as chat models are set: top
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from msgspec.structs import replace
 from bench.engine.decode_step import bytes_read, decode_times
 from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine
-from bench.machine import commit, processor
+from bench.machine import command, commit, processor
 from bench.shapes_folder import described, shape_folder
 from penstock.calibration.rates import read_rate
 from penstock.core.checkpoint.registry import demo_path
@@ -114,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "commit": commit(),
             "machine": processor(),
             "threads": args.threads,
-            "command": shlex.join(["python", "-m", "bench.engine.cpu", *(sys.argv[1:] if argv is None else argv)]),
+            "command": command("bench.engine.cpu", argv),
         }
         record |= {"dtype": hello.dtype, "read_gb_per_second": rate / 1e9, "rows": rows}
         args.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -9,7 +9,6 @@ the demo model; `python -m penstock.demo.speculate` trains heads and draft model
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from bench.local_engine import LocalEngine
-from bench.machine import commit, machine
+from bench.machine import command, commit, machine
 from penstock.core.steps.drafts import FixedLengths
 from penstock.demo.evaluate import MAX_NEW_TOKENS, MODEL_DIR
 from penstock.demo.held_out import held_out_conversations
@@ -142,7 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" {row['forward_us']:11.0f} {row['draft_us']:9.0f}"
         )
     if options.out:
-        record = {"commit": commit(), "command": shlex.join(sys.argv), "machine": before, "drafters": table}
+        record = {
+            "commit": commit(),
+            "command": command("bench.speculation.demo_model", argv),
+            "machine": before,
+            "drafters": table,
+        }
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

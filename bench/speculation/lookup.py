@@ -13,7 +13,6 @@ there is one thread.
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.local_engine import LocalEngine
-from bench.machine import commit, machine
+from bench.machine import command, commit, machine
 from bench.shapes_folder import described
 from bench.speculation.quoting import Asked, make_checkpoint, make_draft, misleading, quoting, unknown
 from penstock.ipc.messages import SamplingParams
@@ -165,9 +164,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             ratios = f"{ratio:6.2f} {cpu:6.2f}"
             print(f"{name:12} {num_rows:4} {speed[0]:14.1f} {speed[1]:14.1f} {ratios} {steps:14.2f}", flush=True)
     if args.out:
-        command = shlex.join(["python", "-m", "bench.speculation.lookup", *(sys.argv[1:] if argv is None else argv)])
         record = {"kind": "speculation", "model": folder.name, "commit": commit(), "machine": machine()}
-        args.out.write_text(json.dumps(record | {"command": command, "rows": rows}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps(record | {"command": command("bench.speculation.lookup", argv), "rows": rows}, indent=1) + "\n"
+        )
     return 0
 
 
