@@ -14,10 +14,9 @@ made-up device `Linear`, which is like a GPU with a model of 8 billion parameter
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 from penstock.core.config.options import BatchingName, SchedulerOptions
 from penstock.core.sequences.sequence import Request
@@ -50,11 +49,11 @@ class Linear:
         self.row_seconds = 0.0
         self.busy = 0.0
 
-    def lucks(self, seed: int) -> Iterator[float]:
+    def walk(self, seed: int) -> Self:
         """All steps of a shape are alike."""
-        return repeat(0.0)
+        return self
 
-    def seconds(self, shape: StepShape, luck: float) -> float:
+    def seconds(self, shape: StepShape) -> float:
         """Of a step."""
         num_rows, num_prompt_tokens = len(shape.decodes) + len(shape.chunks), sum(count for _, count in shape.chunks)
         seconds = 10e-3 + 40e-6 * num_prompt_tokens + 20e-6 * num_rows + 20e-9 * sum(shape.decodes)
@@ -62,7 +61,7 @@ class Linear:
         self.busy += seconds
         return seconds
 
-    def gap(self, luck: float) -> float:
+    def gap(self) -> float:
         """Between two steps."""
         return 0.0
 

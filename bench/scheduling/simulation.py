@@ -53,8 +53,8 @@ from penstock.core.simulation.study import Load, Machine, Measured, measured, pl
 
 _NUM_WARM = 6
 _PAUSE = 0.5  # seconds between turns
-_NUM_LUCKS = 10
-"""Simulations of a load, whose figures are averaged: they differ in which steps are lucky."""
+_NUM_RUNS = 10
+"""Simulations of a load, whose figures are averaged: they differ in which steps are slow."""
 
 _IN_USE = "tokens_per_s_in_use"
 _FIGURES = (
@@ -191,7 +191,8 @@ def fitted(served: Served) -> Machine:
     lengths = [each.output_len for each in served.known.arrivals]
     if len(lengths) != len(seen):
         raise RuntimeError(f"{len(seen)} requests were sent, and {len(lengths)} are in the recording")
-    return with_clients(served.known.machine, [Delays(each.ttft, each.e2e) for each in seen], served.known.delays)
+    at_clients = [Delays(each.ttft, each.e2e) for each in seen]
+    return with_clients(served.known.machine, [each.start for each in seen], at_clients, served.known.delays)
 
 
 def rate_in_use(requests: Iterable[tuple[float, float, int]]) -> float:
@@ -213,8 +214,8 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
     load = Load(sorted(arrivals, key=lambda each: each.time))
     requests = load.requests(on)
     found: dict[str, list[float]] = {}
-    for luck in range(_NUM_LUCKS):
-        one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=luck)
+    for seed in range(_NUM_RUNS):
+        one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=seed)
         done = one.run()
         run = figures(done, load.arrivals, 0, Targets())
         run[_IN_USE] = rate_in_use((each.sent, each.ended, each.num_tokens) for each in done.outcomes)

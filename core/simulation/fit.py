@@ -4,15 +4,16 @@
               + w3 chunks + w4 tokens of chunks + w5 (token, position) pairs
 
 as in `core/steps/prefill_pace.py`, by least squares of relative errors with Huber's weights (1964), and no weight
-below zero. The residuals are kept in order of time, and simulated steps walk through them. So simulated steps vary as
-the recorded ones did, and a slow step is followed by steps as slow as in the recording. A stall adds the same number of
-seconds to a simulated step, whatever the step's length.
+below zero. The residuals are kept in order of time, and simulated steps walk through them, those with chunks through
+the residuals of steps with chunks. So simulated steps vary as the recorded ones did, and a slow step is followed by
+steps as slow as in the recording. A stall adds the same number of seconds to a simulated step, whatever the step's
+length.
 """
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import ClassVar, NamedTuple, Self
+from itertools import cycle, pairwise
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from penstock.core.config import ConfigError
 from penstock.core.simulation.device import StepShape, Timing
 
 Floats = npt.NDArray[np.float64]
+_Value = TypeVar("_Value")
 
 _FEWEST_STEPS = 20
 _STALLED = 1.5  # times the expected time; the rest is a stall
@@ -54,11 +56,6 @@ class Spread(msgspec.Struct, frozen=True):
         bound = np.minimum(actual, _STALLED * expected)
         return cls(tuple((bound / expected).tolist()), tuple((actual - bound).tolist()))
 
-    def seconds(self, expected: float, luck: float) -> float:
-        """Return the seconds of a step with this expected time."""
-        place = int(luck * len(self.ratios))
-        return expected * self.ratios[place] + self.stalls[place]
-
 
 class FittedDevice(msgspec.Struct, frozen=True):
     """A device model fitted to a measured worker."""
@@ -72,13 +69,9 @@ class FittedDevice(msgspec.Struct, frozen=True):
     gaps: tuple[float, ...]  # seconds
     error: float  # typical relative error of a recorded step
 
-    def lucks(self, seed: int) -> Iterator[float]:
-        """Yield consecutive moments of the recorded run, from a random one on."""
-        stride = 1 / max(len(self.decode_spread.ratios), len(self.chunk_spread.ratios))
-        luck = random.Random(seed).random()
-        while True:
-            yield luck
-            luck = (luck + stride) % 1.0
+    def walk(self, seed: int) -> "FittedWalk":
+        """Go through the recorded run again, from a random moment on."""
+        return FittedWalk(self, random.Random(seed).random())
 
     def expected(self, shape: StepShape) -> float:
         """Return the mean seconds of a step of this shape."""
@@ -89,12 +82,30 @@ class FittedDevice(msgspec.Struct, frozen=True):
             seconds += chunk + count * (token + pair * (start + 0.5 * count))
         return seconds
 
-    def seconds(self, shape: StepShape, luck: float) -> float:
-        spread = self.chunk_spread if shape.chunks else self.decode_spread
-        return spread.seconds(self.expected(shape), luck)
 
-    def gap(self, luck: float) -> float:
-        return self.gaps[int(luck * len(self.gaps))]
+class FittedWalk:
+    """Steps that deviate from their expected times as those of the recorded run did, one after the other."""
+
+    def __init__(self, device: FittedDevice, start: float) -> None:
+        """`start`: the part of the recorded run, in [0, 1), that comes last."""
+        self._expected = device.expected
+        decode, chunk = device.decode_spread, device.chunk_spread
+        self._decodes = _from(start, list(zip(decode.ratios, decode.stalls, strict=True)))
+        self._chunks = _from(start, list(zip(chunk.ratios, chunk.stalls, strict=True)))
+        self._gaps = _from(start, device.gaps)
+
+    def seconds(self, shape: StepShape) -> float:
+        ratio, stall = next(self._chunks if shape.chunks else self._decodes)
+        return self._expected(shape) * ratio + stall
+
+    def gap(self) -> float:
+        return next(self._gaps)
+
+
+def _from(start: float, values: Sequence[_Value]) -> Iterator[_Value]:
+    """Yield all of them in a circle, from this part of them on."""
+    place = int(start * len(values))
+    return cycle([*values[place:], *values[:place]])
 
 
 def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:

@@ -1,8 +1,7 @@
 """A device model from the planner's rooflines: step times as in `core/planning/plan.py`, from running sums."""
 
-from collections.abc import Iterator
 from functools import cache
-from itertools import repeat
+from typing import Self
 
 from penstock.core.checkpoint.decoder import Attention
 from penstock.core.planning.costs import positions_seen
@@ -34,10 +33,10 @@ class RooflineDevice:
             groups[window] = read, computed + 2.0 * mixer.num_heads * each
         self._layers = [(window, *figures) for window, figures in groups.items()]  # grouped by equal attention
 
-    def lucks(self, seed: int) -> Iterator[float]:
-        return repeat(0.0)
+    def walk(self, seed: int) -> Self:
+        return self
 
-    def seconds(self, shape: StepShape, luck: float) -> float:
+    def seconds(self, shape: StepShape) -> float:
         decodes, chunks = shape
         num_rows = len(decodes) + len(chunks)
         num_tokens = len(decodes) + sum(count for _, count in chunks)
@@ -55,5 +54,5 @@ class RooflineDevice:
             operations += computed * seen
         return self._plan.step(num_tokens, num_bytes, operations).seconds / self._efficiency
 
-    def gap(self, luck: float) -> float:
+    def gap(self) -> float:
         return 0.0

@@ -5,7 +5,8 @@
     worker ◀── plan ── schedule() ◀── after each batch of messages
     worker ── result ▶ process() ──▶ schedule(), then tokens to the clients
 
-The scheduler handles one message at a time: what arrives while it is busy waits, as in the real process.
+The scheduler handles one message at a time: what arrives while it is busy waits, as in the real process. So does the
+frontend with requests that clients send together.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from penstock.core.engine.loop import STATS_INTERVAL
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.simulation.arrivals import NO_TARGETS, Arrival, ShownImage, Targets
-from penstock.core.simulation.device import Device, Timing
+from penstock.core.simulation.device import Device, Timing, frontend_waits
 from penstock.core.simulation.outcomes import Gauge, Outcome, Run
 from penstock.core.simulation.worker import STOP, ModelledWorker
 from penstock.ipc.messages import (
@@ -96,9 +97,10 @@ class Simulator:
         self._timing = timing
         self._arrivals = arrivals
         self._requests = requests
+        waits = frontend_waits([each.time for each in arrivals], timing.frontend)
         self._due = sorted(  # by arrival at the scheduler
-            (each.time + timing.request + timing.request_per_token * each.input_len, number)
-            for number, each in enumerate(arrivals)
+            (each.time + wait + timing.request + timing.request_per_token * each.input_len, number)
+            for number, (each, wait) in enumerate(zip(arrivals, waits, strict=True))
         )
         self._num_arrived = 0
         self._results: deque[tuple[float, StepResult]] = deque()

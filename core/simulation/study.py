@@ -1,9 +1,9 @@
 """A study: simulates one load on one machine under any number of configurations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from math import ceil, fsum
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.planning.plan import Plan
 from penstock.core.simulation.arrivals import Arrival, Targets
-from penstock.core.simulation.device import Device, Timing
+from penstock.core.simulation.device import Device, Timing, frontend_waits
 from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import EncodeCosts, MeasuredStep, fit_device, fit_encoding, fit_timing
 from penstock.core.simulation.outcomes import Run
@@ -30,6 +30,7 @@ _TYPICAL = Timing(
 """Delays of a server on one machine, if nothing was measured."""
 
 _GIB = 1 << 30
+_NUM_PARTS = 100  # of the way between client and scheduler: how finely the frontend's time is looked for
 
 
 class Tower(NamedTuple):
@@ -261,22 +262,47 @@ def compare(
     return results
 
 
-def with_clients(machine: Machine, at_clients: Sequence[Delays], at_scheduler: Sequence[Delays]) -> Machine:
+def with_clients(
+    machine: Machine, sent: Sequence[float], at_clients: Sequence[Delays], at_scheduler: Sequence[Delays]
+) -> Machine:
     """Return the machine with the measured delays between clients and scheduler.
 
     Args:
         machine: has known step times.
+        sent: when each request's client sent it.
         at_clients: the delays of each request, as its client saw them.
-        at_scheduler: the same for the scheduler, in the same order.
+        at_scheduler: the same for the scheduler.
     """
     pairs = list(zip(at_clients, at_scheduler, strict=True))
-    of_first = _usual([client.first - scheduler.first for client, scheduler in pairs])
-    of_last = _usual([client.last - scheduler.last for client, scheduler in pairs])
-    request, reply = of_first / 2, max(0.0, of_last - of_first / 2)
+    firsts = [client.first - scheduler.first for client, scheduler in pairs]
+    lasts = [client.last - scheduler.last for client, scheduler in pairs]
+    frontend = _time_for_a_request(sent, firsts)
+    waits = frontend_waits(sent, frontend)
+    of_first = _usual([way - wait for way, wait in zip(firsts, waits, strict=True)])
+    of_last = _usual([way - wait for way, wait in zip(lasts, waits, strict=True)])
+    request = max(frontend, of_first / 2)
+    reply = max(0.0, of_last - request)
     timing = replace(
-        machine.timing, request=request, request_per_token=0.0, reply=reply, first=of_first - request - reply
+        machine.timing,
+        request=request,
+        frontend=frontend,
+        request_per_token=0.0,
+        reply=reply,
+        first=of_first - request - reply,
     )
     return machine._replace(timing=timing)
+
+
+def _time_for_a_request(sent: Sequence[float], ways: Sequence[float]) -> float:
+    """Return the frontend's seconds per request that best explain why requests sent together have longer ways."""
+
+    def unexplained(busy: float) -> float:
+        rest = [way - wait for way, wait in zip(ways, frontend_waits(sent, busy), strict=True)]
+        usual = median(rest)
+        return fsum(abs(each - usual) for each in rest)
+
+    longest = _usual(ways)
+    return min((longest * part / _NUM_PARTS for part in range(_NUM_PARTS + 1)), key=unexplained)
 
 
 def _usual(ways: Sequence[float]) -> float:

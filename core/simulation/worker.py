@@ -37,7 +37,7 @@ class ModelledWorker:
         self._device = device
         self._one_way = timing.transport / 2
         self._wake, self._naps_after = timing.wake, timing.scheduler + _ROUNDING
-        self._lucks = device.lucks(seed)
+        self._walk = device.walk(seed)
         self._output_lens = output_lens
         self._num_left = np.zeros(hello.max_num_seqs, dtype=np.int64)  # tokens until a row's last one
         self._copy_seconds = hello.page_bytes / hello.host_copy_speed if hello.host_copy_speed else 0.0  # per page
@@ -68,10 +68,10 @@ class ModelledWorker:
 
     def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
         """Compute a plan sent at `sent`; return when the scheduler has the result, and the result."""
-        device, luck = self._device, next(self._lucks)
+        device, gap = self._device, self._walk.gap()
         arrived = sent + self._one_way + (self._wake if sent > self._told + self._naps_after else 0.0)
         rows = np.frombuffer(plan.rows, dtype=np.int32)
-        began = self._begin(0, arrived, luck)
+        began = self._begin(0, arrived, gap)
         if len(self._ended) > 1:
             self._drawn[[new.row for new in plan.new_rows]] = -1.0
             began = max(began, float(self._drawn[rows].max(initial=-1.0)))
@@ -82,10 +82,10 @@ class ModelledWorker:
             began = max(began, self._copied)
         if self._tower is not None:
             began = self._tower.free_at(began)
-        seconds = device.seconds(shape_of(plan), luck)
+        seconds = self._walk.seconds(shape_of(plan))
         idle = began - self._ended[0] if self._ended[0] >= 0 else 0.0
         for stage, part in enumerate(device.stages):
-            began = self._begin(stage, began, luck)
+            began = self._begin(stage, began, gap)
             began = self._ended[stage] = began + seconds * part
         if len(self._ended) > 1:
             self._drawn[rows[np.frombuffer(plan.samples, dtype=np.bool_)]] = began
@@ -103,10 +103,10 @@ class ModelledWorker:
         self._told = began + self._one_way
         return self._told, result
 
-    def _begin(self, stage: int, at: float, luck: float) -> float:
+    def _begin(self, stage: int, at: float, gap: float) -> float:
         """Return when a stage begins a step whose input is there from `at` on."""
         ended = self._ended[stage]
-        return at if ended < 0 else max(at, ended + self._device.gap(luck))
+        return at if ended < 0 else max(at, ended + gap)
 
     def _tokens(self, plan: StepPlan) -> bytes:
         if self._output_lens is None:

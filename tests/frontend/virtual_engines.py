@@ -5,11 +5,11 @@ Steps take a fixed time and more for each token. Clients wait for an answer befo
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -49,14 +49,13 @@ class Steady:
     overlaps_copies: ClassVar[bool] = False
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def lucks(self, seed: int) -> Iterator[float]:
-        while True:
-            yield 0.0
+    def walk(self, seed: int) -> Self:
+        return self
 
-    def seconds(self, shape: StepShape, luck: float) -> float:
+    def seconds(self, shape: StepShape) -> float:
         return 2e-3 + 5e-5 * (len(shape.decodes) + sum(num for _, num in shape.chunks))
 
-    def gap(self, luck: float) -> float:
+    def gap(self) -> float:
         return 1e-4
 
 

@@ -1,7 +1,7 @@
 """Devices of known speed, and simulations of small loads on them."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
@@ -20,23 +20,28 @@ class KnownDevice(NamedTuple):
     context: float = 1e-6
     token: float = 5e-5
     between: float = 1e-4
-    spread: float = 0.0  # the luckiest step takes so much less than the mean, the unluckiest so much more
+    spread: float = 0.0  # the quickest step takes so much less than the mean, the slowest so much more
     overlaps_copies: bool = False
     stages: tuple[float, ...] = (1.0,)
 
-    def lucks(self, seed: int) -> Iterator[float]:
-        rng = random.Random(seed)
-        while True:
-            yield rng.random()
+    def walk(self, seed: int) -> "KnownWalk":
+        return KnownWalk(self, random.Random(seed))
 
-    def seconds(self, shape: StepShape, luck: float) -> float:
+    def mean(self, shape: StepShape) -> float:
         decodes, chunks = shape
         num_tokens = sum(count for _, count in chunks)
-        mean = self.step + self.row * len(decodes) + self.context * sum(decodes) + self.token * num_tokens
-        return mean * (1 + self.spread * (2 * luck - 1))
+        return self.step + self.row * len(decodes) + self.context * sum(decodes) + self.token * num_tokens
 
-    def gap(self, luck: float) -> float:
-        return self.between
+
+class KnownWalk(NamedTuple):
+    device: KnownDevice
+    rng: random.Random
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.device.mean(shape) * (1 + self.device.spread * self.rng.uniform(-1, 1))
+
+    def gap(self) -> float:
+        return self.device.between
 
 
 def machine(device: Device | None = None, timing: Timing | None = None, num_slots: int = 1 << 16) -> Machine:

@@ -12,7 +12,7 @@ import pytest
 from penstock.core.config import ConfigError
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
-from penstock.core.simulation.device import StepShape, Timing
+from penstock.core.simulation.device import StepShape, Timing, frontend_waits
 from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import FittedDevice, MeasuredStep, Spread, fit_device, fit_timing
 from penstock.core.simulation.recordings import Delays
@@ -54,7 +54,7 @@ def test_costs_are_found_among_steps_that_vary_and_some_that_stood_still() -> No
 def test_simulated_steps_vary_as_the_recorded_ones_did() -> None:
     steps = steps_of(WEIGHTS, 4000, 0.3)
     fitted = fit_device(steps)
-    simulated = [fitted.seconds(step.shape, i / len(steps)) for i, step in enumerate(steps)]
+    simulated = list(map(fitted.walk(0).seconds, [step.shape for step in steps]))
     actual = [step.forward for step in steps]
     assert np.mean(simulated) == pytest.approx(np.mean(actual), rel=0.02)
     for spread in (fitted.decode_spread, fitted.chunk_spread):
@@ -67,8 +67,24 @@ def test_a_step_that_stood_still_stands_still_for_as_long_whatever_its_length() 
     long = max(steps, key=lambda step: step.forward)
     steps[short] = steps[short]._replace(forward=steps[short].forward + 0.25)
     fitted = fit_device(steps)
-    simulated = [fitted.seconds(long.shape, i / 4000) for i in range(4000)]
+    walk = fitted.walk(0)
+    simulated = [walk.seconds(long.shape) for _ in range(400)]
     assert max(simulated) == pytest.approx(1.5 * long.forward + 0.25, rel=0.05)
+
+
+def test_each_slow_chunk_of_the_recording_comes_once() -> None:
+    """Between two chunks there are many decodes, and those do not let a stall of one chunk last for others."""
+    weights = (1e-3, 0.0, 0.0, 0.0, 1e-5, 0.0)
+    decode, chunk = StepShape([5], []), StepShape([], [(0, 100)])
+    shapes = ([decode] * 20 + [chunk]) * 50
+    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
+    steps = [MeasuredStep(shape, true.expected(shape), 1e-4, i * 1.0, i + 1.5) for i, shape in enumerate(shapes)]
+    stalled = steps[629]
+    assert stalled.shape is chunk
+    steps[629] = stalled._replace(forward=stalled.forward + 0.25)
+    walk = fit_device(steps).walk(1)
+    seconds = list(map(walk.seconds, shapes))
+    assert sum(each > 0.1 for each in seconds) == 1
 
 
 def test_no_part_costs_less_than_nothing() -> None:
@@ -86,12 +102,12 @@ LOADS = {
     "bursty": (Bursts(rate=10.0, burstiness=0.2), Shape(input_len=(20, 300), output_len=(10, 80))),
     "shared": (Bursts(rate=14.0), Shape(input_len=(220, 400), output_len=(10, 60), prefix_len=192, num_prefixes=4)),
 }
-TIMING = Timing(request=2e-3, reply=1e-3, scheduler=1e-4, transport=4e-4)
+TIMING = Timing(request=2e-3, frontend=8e-4, reply=1e-3, scheduler=1e-4, transport=4e-4)
 DEVICE = KnownDevice(spread=0.15, between=3e-4)
 
 
 def figures_of(name: str, on: Machine) -> dict[str, float]:
-    """Of one load, over two runs that are lucky at different steps."""
+    """Of one load, over two runs whose slow steps are others."""
     arrivals = draw(400, *LOADS[name], seed=2)
     runs = [figures(simulator(arrivals, on, seed=seed).run(), arrivals, 1, Targets()) for seed in range(2)]
     found = {"tokens/s": [run["output_tokens_per_s"] for run in runs], "hits": [1 + run["hit_rate"] for run in runs]}
@@ -114,7 +130,13 @@ def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
     assert known.timing.transport == pytest.approx(TIMING.transport, rel=0.1)
     assert known.timing.scheduler == pytest.approx(TIMING.scheduler, rel=0.1)
     way = TIMING.request + TIMING.reply
-    fitted = with_clients(known, delays, [Delays(first - way, last - way) for first, last in delays])
+    sent = [each.time for each in arrivals]
+    waits = frontend_waits(sent, TIMING.frontend)
+    at_scheduler = [
+        Delays(first - way - wait, last - way - wait) for (first, last), wait in zip(delays, waits, strict=True)
+    ]
+    fitted = with_clients(known, sent, delays, at_scheduler)
+    assert fitted.timing.frontend == pytest.approx(TIMING.frontend, rel=0.1)
     assert fitted.timing.request + fitted.timing.reply == pytest.approx(way)
     assert fitted.timing.first == pytest.approx(0.0)
     for name in LOADS:
@@ -126,7 +148,7 @@ def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
 def test_first_tokens_have_a_longer_way_to_clients_than_others() -> None:
     at_scheduler = [Delays(0.01 * i, 0.02 * i) for i in range(40)]
     at_clients = [Delays(first + 4e-3, last + 3e-3) for first, last in at_scheduler]
-    timing = with_clients(machine(DEVICE, TIMING), at_clients, at_scheduler).timing
+    timing = with_clients(machine(DEVICE, TIMING), range(40), at_clients, at_scheduler).timing
     assert (timing.request, timing.reply, timing.first) == pytest.approx((2e-3, 1e-3, 1e-3))
     arrivals = [Arrival(time=0.0, input_len=20, output_len=length) for length in (1, 2, 40)]
     for first in (1e-3, -1e-3):
@@ -138,6 +160,15 @@ def test_first_tokens_have_a_longer_way_to_clients_than_others() -> None:
             assert its.ttft - other.ttft == pytest.approx(first)
             assert its.ended >= its.sent + its.ttft
         assert slow[2].ended == quick[2].ended
+
+
+def test_requests_that_are_sent_together_wait_for_each_other_in_the_frontend() -> None:
+    assert frontend_waits([0.0, 1e-3, 1e-3, 9e-3], 2e-3) == pytest.approx([0.0, 1e-3, 3e-3, 0.0])
+    assert frontend_waits([5e-3, 4e-3], 2e-3) == pytest.approx([1e-3, 0.0])
+    arrivals = [Arrival(time=0.0, input_len=20, output_len=1) for _ in range(3)]
+    timing = msgspec.structs.replace(TIMING, frontend=0.5)
+    first, second, third = (each.ttft for each in simulator(arrivals, machine(DEVICE, timing)).run().outcomes)
+    assert (second - first, third - second) == pytest.approx((0.5, 0.5), rel=0.01)
 
 
 def test_a_trace_shows_its_requests(tmp_path: Path) -> None:

@@ -76,4 +76,4 @@ def test_what_a_recording_says_of_steps_and_requests(tmp_path: Path) -> None:
     )
     assert found.machine.timing.transport == pytest.approx(0.5e-3)
     assert found.machine.timing.admission == pytest.approx(0.2e-3)
-    assert found.machine.device.seconds(StepShape([50], []), 0.0) == pytest.approx(4e-3, rel=0.01)
+    assert found.machine.device.walk(0).seconds(StepShape([50], [])) == pytest.approx(4e-3, rel=0.01)

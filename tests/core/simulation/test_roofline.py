@@ -40,15 +40,15 @@ def test_a_step_takes_as_long_as_counting_it_says(
 ) -> None:
     rows = [*((position, 1) for position in decodes), *chunks]
     expected = plan.step_of(rows).seconds
-    assert RooflineDevice(plan).seconds(StepShape(decodes, chunks), 0.3) == pytest.approx(expected)
-    assert RooflineDevice(plan, 0.5).seconds(StepShape(decodes, chunks), 0.0) == pytest.approx(2 * expected)
+    assert RooflineDevice(plan).seconds(StepShape(decodes, chunks)) == pytest.approx(expected)
+    assert RooflineDevice(plan, 0.5).seconds(StepShape(decodes, chunks)) == pytest.approx(2 * expected)
 
 
 def test_plain_steps_are_those_of_the_plan() -> None:
     plan = PLANS[0]
     device = RooflineDevice(plan)
-    assert device.seconds(StepShape([1023] * 16, []), 0.0) == pytest.approx(plan.decode_step(16, 1024).seconds)
-    assert device.seconds(StepShape([], [(0, 2048)]), 0.0) == pytest.approx(plan.prefill(2048).seconds)
+    assert device.seconds(StepShape([1023] * 16, [])) == pytest.approx(plan.decode_step(16, 1024).seconds)
+    assert device.seconds(StepShape([], [(0, 2048)])) == pytest.approx(plan.prefill(2048).seconds)
 
 
 def test_the_pool_is_what_the_plan_leaves() -> None:
