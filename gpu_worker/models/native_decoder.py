@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from operator import sub
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP
+from penstock.core.planning.costs import positions_seen
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, LayerCounter, WholeStep
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower
 
 _LONG = 128
-"""With at least this many tokens in a step, torch's bf16 products pay for unpacking all weights, on processors with
-bf16 matrix instructions. It is estimated from such processors' rates, since none was available."""
+"""Tokens of the shortest steps that torch may compute: it needs all weights unpacked."""
+
+_MUCH_ATTENTION = 1 / 8
+"""Attention's multiplications per multiplication with a weight, from which on torch is faster: it has bf16 matrix
+instructions for both, the native kernels for weights only. Measured on an Emerald Rapids Xeon."""
 
 
 class NativeDecoderModel:
@@ -58,8 +63,8 @@ class NativeDecoderModel:
             library: the kernels.
             ranks: the ranks that hold the model together; `weights` are this rank's part.
             rounds_inputs: as in `Library.pack` and `Library.pack_quantized`, for all weights.
-            long_on_torch: whether torch computes steps of many tokens, which changes their bits. Weights must be bf16,
-                and are unpacked for torch one at a time.
+            long_on_torch: whether torch computes steps of many tokens with much attention, which changes their bits.
+                Layers must be attention and dense MLPs, and weights bf16; they are unpacked for torch one at a time.
         """
         self.config = config
         self._library = library
@@ -111,7 +116,7 @@ class NativeDecoderModel:
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """fp32[T, H]."""
-        if self._torch is not None and inputs.input_ids.shape[0] >= _LONG:
+        if self._torch is not None and inputs.input_ids.shape[0] >= _LONG and self._is_for_torch(inputs):
             hidden, self.tapped = self._torch.forward(inputs, kv).float(), self._torch.tapped
             return hidden
         program, added = self._program, None
@@ -172,6 +177,21 @@ class NativeDecoderModel:
             return part.gathered(logits) if len(samples) else logits.new_empty(0, part.vocab_size)
 
         return WholeStep(compute, max_tokens)
+
+    def _is_for_torch(self, inputs: ForwardInputs) -> bool:
+        if not self._library.multiplies_tiles:
+            return True
+        begins, lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()
+        chunks = [(length - count, count) for length, count in zip(lens, map(sub, begins[1:], begins), strict=True)]
+        num_attention, num_weights = 0.0, 0
+        for layer in self.config.layers:
+            mixer, mlp = layer.mixer, layer.mlp
+            assert isinstance(mixer, Attention)
+            assert isinstance(mlp, DenseMLP)
+            seen = sum(positions_seen(*chunk, mixer.window) for chunk in chunks)
+            num_attention += 2 * mixer.num_heads * mixer.head_dim * seen
+            num_weights += self.config.hidden_size * (mixer.width + mlp.width)
+        return num_attention > _MUCH_ATTENTION * num_weights * inputs.input_ids.shape[0]
 
     def _with_embeddings(self, inputs: ForwardInputs, images: ImageInputs) -> ForwardInputs:
         """Put embeddings in place of tokens. One rank alone does so, because the ranks' embeddings are added up."""

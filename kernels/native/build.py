@@ -26,6 +26,7 @@ _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno"
 _V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 _FAMILIES = {
     "x86_64": {
+        "x86-64-v4-amx": _V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8", "amx_bf16"},
         "x86-64-v4-bf16": _V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
         "x86-64-v4": _V4,
         "x86-64-v3": frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
@@ -36,7 +37,11 @@ _FAMILIES = {
     },
 }
 """Machine -> its processor families, the best first -> the features of each, by their names in /proc/cpuinfo."""
-_MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")
+_MACHINE_FLAGS = {
+    "x86-64-v4-amx": (*_BF16_FLAGS, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "x86-64-v4-bf16": _BF16_FLAGS,
+}
 """The compiler's flag for a family whose name is not a flag."""
 
 

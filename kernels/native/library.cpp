@@ -12,6 +12,7 @@
 #include "ranks/exchange.h"
 #include "step.h"
 #include "team.h"
+#include "tiled_pairs.h"
 #include "vectors.h"
 
 #include <new>
@@ -49,6 +50,9 @@ int penstock_set_threads(int num_threads, double worth_waking) {
 
 // Whether one instruction multiplies pairs of bf16 (rather than several that emulate it).
 int penstock_multiplies_pairs() { return kMultipliesPairs; }
+
+// Whether one instruction multiplies tiles of them.
+int penstock_multiplies_tiles() { return may_use_tiles(); }
 
 // Asks for huge pages before a range is first touched: streaming weights then needs fewer address translations.
 int penstock_advise_huge_pages(void* begin, size_t num_bytes) {

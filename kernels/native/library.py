@@ -167,6 +167,8 @@ class Library:
         self.leaves_long_steps = leaves_long_steps
         self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
         """Whether one instruction multiplies pairs of bf16. If it is set to true, several instructions emulate it."""
+        self.multiplies_tiles = bool(self.functions.penstock_multiplies_tiles())
+        """Whether one instruction multiplies tiles of bf16 matrices (AMX); then it computes all pairs of bf16."""
 
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False, rounds_inputs: bool = False

@@ -21,6 +21,7 @@
 
 #include "quantized/layout.h"
 #include "team.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace penstock {
@@ -346,6 +347,10 @@ template <bool kPairs>
 void linears_of_floats(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
                        const Finisher& finisher);
 
+// For kBf16Pairs on processors with tiles; in tiled_pairs.h.
+inline void linears_by_tiles(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
+                             const Finisher& finisher);
+
 // Layers of one shape and kind, each with its own inputs, in one phase: no layer waits for another, and each weight is
 // read once.
 //
@@ -357,7 +362,7 @@ void linears(Team& team, const Share* shares, int num_shares, const Row& row, fl
   const auto of_weights = kind == kQuantizedInt8   ? quantized_linears
                           : kind == kQuantizedFp32 ? linears_of_floats<false>
                           : kind == kQuantizedBf16 ? linears_of_floats<true>
-                          : kind == kBf16Pairs     ? linears_of<Pair>
+                          : kind == kBf16Pairs     ? (may_use_tiles() ? linears_by_tiles : linears_of<Pair>)
                           : kind == kBf16          ? linears_of<bf16>
                                                    : linears_of<float>;
   of_weights(team, shares, num_shares, finder_of(row), packed, finisher_of(finish));

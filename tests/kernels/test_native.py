@@ -323,6 +323,21 @@ def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
     assert 110 <= whole_step.max_tokens < 131
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
+@torch.inference_mode()
+def test_long_steps_with_little_attention_are_left_to_torch_only_without_tiles(
+    library: Library, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "multiplies_tiles", has_tiles)
+    config = dense_config(_TINY | {"intermediate_size": 3000})
+    stored = weights(config, torch.bfloat16)
+    model = NativeDecoderModel(config, stored, library, long_on_torch=True)
+    world = World(config, 16, torch.bfloat16)
+    found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
+    expected = world.run(NativeDecoderModel(config, stored, library), alone(world))
+    assert torch.equal(found[3], expected[3]) == has_tiles
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", [(2, 1), (70, 33), (96, 300), (200, 64)])

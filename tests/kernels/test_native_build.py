@@ -97,11 +97,18 @@ def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytes
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     made = build.build_portable()
-    assert ["-mavx512bf16" in path.read_text() for path in made] == [True, False, False]
-    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, True, False]
-    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, False, True]
-    bf16, v4, v3 = (" ".join(needed) for needed in build._FAMILIES["x86_64"].values())
-    found = [(f"{v3} {bf16}", made[0]), (f"{v3} {v4} more", made[1]), (f"{v3} avx512f", made[2]), ("sse2", None)]
+    assert ["-mavx512bf16" in path.read_text() for path in made] == [True, True, False, False]
+    assert ["-mamx-bf16" in path.read_text() for path in made] == [True, False, False, False]
+    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, True, True, False]
+    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, False, False, True]
+    amx, bf16, v4, v3 = (" ".join(needed) for needed in build._FAMILIES["x86_64"].values())
+    found = [
+        (f"{v3} {amx}", made[0]),
+        (f"{v3} {bf16}", made[1]),
+        (f"{v3} {v4} more", made[2]),
+        (f"{v3} avx512f", made[3]),
+        ("sse2", None),
+    ]
     for flags, expected in found:
         monkeypatch.setattr(build, "_processor", lambda flags=flags: f"flags : {flags}")
         assert build.built_library() == expected

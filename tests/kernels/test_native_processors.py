@@ -52,3 +52,4 @@ def test_the_kernels_compile_for_tiles(tmp_path: Path) -> None:
     build._compile("sapphirerapids", tmp_path / "kernels.so")
     code = subprocess.run(["objdump", "-d", tmp_path / "kernels.so"], capture_output=True, text=True, check=True).stdout
     assert "tdpbsud" in code
+    assert "tdpbf16ps" in code

@@ -91,7 +91,6 @@ inline void unit_of_quantized(const Linear& layer, int unit, const InputBlock* i
                                           multiply_by_tiles<kOfGroups>};
   const bool is_by_tiles = end - first > kQuantizedTile && may_use_tiles();
   const Tiles tiles(end - first, is_by_tiles ? kTileRows : kQuantizedTile);
-  Tile tile;
   const int padded = round_up(layer.num_inputs, kInputsPadding);
   const size_t size = panel_bytes(its, layer.num_inputs);
   const uint8_t* panel = static_cast<const uint8_t*>(layer.weight) + unit * kUnitGroups * size;
@@ -139,7 +138,7 @@ inline void unit_of_quantized(const Linear& layer, int unit, const InputBlock* i
       for (int i = 0; i < tiles.count; i++) {
         const int begin = tiles.begin(i), num = tiles.begin(i + 1) - begin;
         if (is_by_tiles)
-          kByTiles[steps](tile, panels, x + begin, num, sums + kPanels * begin);
+          kByTiles[steps](panels, x + begin, num, sums + kPanels * begin);
         else
           kMultiply[steps][num - 1](panels, x + begin, sums + kPanels * begin);
         panels.ahead += bytes / sharing;

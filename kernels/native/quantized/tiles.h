@@ -3,60 +3,28 @@
 // The integer sums are those of `multiply_block`, and the same code scales them, so the bits are the same.
 #pragma once
 
-#if defined(__AMX_INT8__)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
+#include "../tiles.h"
 #include "panels.h"
 
 namespace penstock {
 
-constexpr int kTileRows = 16;  // tokens
-
 #if defined(__AMX_INT8__)
-// Asks the system to let this process use tiles; returns whether it does.
-inline bool may_use_tiles() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool may = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return may;
+// The shapes for this many tokens and bytes of inputs: 0 and 1 are sums, 2 is inputs, 3 and 4 are weights.
+inline TileShapes shapes_of_bytes(int num_tokens, int width) {
+  TileShapes shapes;
+  for (int tile : {0, 1}) shapes.set(tile, num_tokens, 64);
+  shapes.set(2, num_tokens, width);
+  for (int tile : {3, 4}) shapes.set(tile, width / 4, 64);
+  return shapes;
 }
-
-struct alignas(64) TileShapes {  // as the processor reads them
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// The shapes of this thread's tiles: 0 and 1 are sums, 2 is inputs, 3 and 4 are weights.
-class Tile {
- public:
-  ~Tile() {
-    if (num_tokens_) _tile_release();
-  }
-
-  void configure(int num_tokens, int width) {
-    if (num_tokens == num_tokens_ && width == width_) return;
-    num_tokens_ = num_tokens, width_ = width;
-    TileShapes shapes;
-    for (int i = 0; i < 3; i++) shapes.rows[i] = uint8_t(num_tokens);
-    for (int i = 0; i < 5; i++) shapes.row_bytes[i] = uint16_t(i == 2 ? width : 64);
-    shapes.rows[3] = shapes.rows[4] = uint8_t(width / 4);
-    _tile_loadconfig(&shapes);
-  }
-
- private:
-  int num_tokens_ = 0, width_ = 0;
-};
 
 // As `multiply_block`, for `num_tokens`, at most 16.
 template <Steps kSteps>
-void multiply_by_tiles(Tile& tile, const Panels& its, const InputBlock* x, int num_tokens, Floats* sums) {
+void multiply_by_tiles(const Panels& its, const InputBlock* x, int num_tokens, Floats* sums) {
   static_assert(kPanels == 2);
   int width = 64;
   while (its.run % width || its.num_inputs % width) width /= 2;
-  tile.configure(num_tokens, width);
+  configure_tiles(shapes_of_bytes(num_tokens, width));
   for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
     const int end = std::min(k + its.group, its.num_inputs);
     Floats of_group[kPanels][kTileRows] = {};
@@ -90,12 +58,8 @@ void multiply_by_tiles(Tile& tile, const Panels& its, const InputBlock* x, int n
 }
 
 #else
-struct Tile {};
-
-constexpr bool may_use_tiles() { return false; }
-
 template <Steps kSteps>
-void multiply_by_tiles(Tile&, const Panels&, const InputBlock*, int, Floats*) {}
+void multiply_by_tiles(const Panels&, const InputBlock*, int, Floats*) {}
 #endif
 
 }  // namespace penstock
