@@ -18,8 +18,11 @@ CASES = {
     "granitemoe": Case("granitemoe", {**MULTIPLIERS, "tie_word_embeddings": True}),
     "granitemoe-top-4": Case("granitemoe", {**MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
     "granitemoehybrid-dense": Case(
-        "granitemoehybrid", {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE}, {"q_proj": 3.0, "k_proj": 3.0}
+        "granitemoehybrid",
+        {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE},
+        {"q_proj": 3.0, "k_proj": 3.0},
+        by_transformers=False,
     ),
-    "granitemoehybrid-experts": Case("granitemoehybrid", _ALL_ATTENTION),
+    "granitemoehybrid-experts": Case("granitemoehybrid", _ALL_ATTENTION, by_transformers=False),
     "granitemoeshared": Case("granitemoeshared", {**MULTIPLIERS, "shared_intermediate_size": 40}),
 }

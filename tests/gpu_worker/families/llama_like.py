@@ -25,9 +25,11 @@ CASES = {
     "smollm3": Case("smollm3"),
     "smollm3-window": Case("smollm3", {"use_sliding_window": True, "sliding_window": 12, "attention_bias": True}),
     "smollm3-listed": Case("smollm3", {"no_rope_layers": [0, 1, 1, 0], "mlp_bias": True, "tie_word_embeddings": False}),
-    "nemotron": Case("nemotron", {"num_key_value_heads": 2}),
+    "nemotron": Case("nemotron", {"num_key_value_heads": 2}, by_transformers=False),
     "nemotron-biases": Case(
-        "nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 32, "num_key_value_heads": 4}
+        "nemotron",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 32, "num_key_value_heads": 4},
+        by_transformers=False,
     ),
     "starcoder2": Case("starcoder2", {"sliding_window": 12}),
     "starcoder2-no-biases": Case("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
