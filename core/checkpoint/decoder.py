@@ -377,3 +377,12 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
 
 def _shared(mixer: Attention | LatentAttention) -> int | None:
     return mixer.shares_kv_of if isinstance(mixer, Attention) else None
+
+
+def positions_seen(first: int, count: int, window: int | None) -> float:
+    """Sum of the positions that `count` positions see: each sees those up to its own, or the last `window` of them."""
+    last = first + count
+    if window is None or last <= window:
+        return count * (first + 1 + last) / 2
+    growing = max(0, window - first - 1)  # positions that see fewer than the window
+    return growing * (first + 1 + window - 1) / 2 + (count - growing) * window

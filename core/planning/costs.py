@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, positions_seen
 from penstock.core.checkpoint.model_config import KVShape
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.planning.quantized_bytes import quantized_bytes
@@ -106,15 +106,6 @@ def kv_head_bytes(kv: str, head_dim: int) -> float:
 @cache
 def _num_parameters(decoder: Decoder) -> int:
     return sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
-
-
-def positions_seen(first: int, count: int, window: int | None) -> float:
-    """Sum of the positions that `count` positions see: each sees those up to its own, or the last `window` of them."""
-    last = first + count
-    if window is None or last <= window:
-        return count * (first + 1 + last) / 2
-    growing = max(0, window - first - 1)  # positions that see fewer than the window
-    return growing * (first + 1 + window - 1) / 2 + (count - growing) * window
 
 
 def widest(decoder: Decoder) -> int:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP
-from penstock.core.planning.costs import positions_seen
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, positions_seen
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, LayerCounter, WholeStep

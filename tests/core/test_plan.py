@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.decoder import Decoder, positions_seen
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.cli.plan import main
 from penstock.core.config import ConfigError
-from penstock.core.planning.costs import BYTES, Costs, positions_seen
+from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
 from tests.core.published_steps import LLAMAS, MEASURED, beside
