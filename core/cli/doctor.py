@@ -113,7 +113,7 @@ def kernels(there: Installation) -> Iterator[Finding]:
     compiler = there.compiler or "no compiler"
     if there.library:
         fits = f"for {there.family}" if there.family else "for this processor"
-        amx = "; long prompts go to torch's, which use AMX" if there.multiplies_tiles else ""
+        amx = "; long prompts with much attention go to torch's" if there.multiplies_tiles else ""
         yield Finding("fine", "CPU kernels", f"native, compiled {fits}: {there.library}{amx}")
         yield Finding("fine", "compiler", compiler)
     elif there.compiler:

@@ -122,9 +122,11 @@ inline Tiles token_tiles(int num_tokens) {
 
 // The last tile of each of a unit's groups, if it is not whole, filled up with zeros.
 struct LastTiles {
-  alignas(64) uint32_t words[kUnitGroups * kTileWords] = {};
+  alignas(64) uint32_t words[kUnitGroups * kTileWords];
 
   LastTiles(TileWords unit, size_t group, int first_pair, int num_pairs) {
+    if (num_pairs == 0) return;
+    std::fill_n(words, kUnitGroups * kTileWords, 0);
     for (int g = 0; g < kUnitGroups; g++)
       std::memcpy(words + g * kTileWords, unit + g * group + size_t(first_pair) * kLanes, size_t(num_pairs) * 64);
   }
@@ -162,7 +164,7 @@ inline void unit_by_tiles(const Linear& layer, int unit, TileWords packed, const
   }
   for (int g = 0; g < kUnitGroups; g += 2) {
     std::fill_n(sums, 2 * (tiles.begin(end) - begin), Floats{});
-    for (int k = 0; k < padded / kTilePairs; k += kTilesOfBlock) {
+    for (int k = 0; k == 0 || k < whole; k += kTilesOfBlock) {  // once even if no tile is whole
       const TileWords here = weight + g * group + size_t(k) * kTileWords;
       const int count = std::min(kTilesOfBlock, whole - k);
       const bool is_last = k + kTilesOfBlock >= whole;

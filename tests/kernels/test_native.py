@@ -323,6 +323,21 @@ def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
     assert 110 <= whole_step.max_tokens < 131
 
 
+@pytest.mark.parametrize("inner", [10, 32, 512, 526])
+@torch.inference_mode()
+def test_rounded_inputs_of_any_number_give_a_token_the_same_bits_in_long_steps(library: Library, inner: int) -> None:
+    """Fewer than a tile of them, whole tiles, a whole block of tiles, and one with a rest."""
+    config = dense_config(_TINY | {"intermediate_size": inner})
+    stored = weights(config, torch.bfloat16)
+    model = NativeDecoderModel(config, stored, library, rounds_inputs=True)
+    world = World(config, 16, torch.bfloat16)
+    found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
+    expected = world.run(NativeDecoderModel(config, stored, library), alone(world))
+    for one, other, each in zip(found, world.run(model, alone(world)), expected, strict=True):
+        assert torch.equal(one, other)
+        assert (one - each).abs().max() < 0.05 * each.abs().max()
+
+
 @pytest.mark.parametrize("has_tiles", [False, True])
 @torch.inference_mode()
 def test_long_steps_with_little_attention_are_left_to_torch_only_without_tiles(
