@@ -192,7 +192,7 @@ def fitted(served: Served) -> Machine:
     if len(lengths) != len(seen):
         raise RuntimeError(f"{len(seen)} requests were sent, and {len(lengths)} are in the recording")
     at_clients = [Delays(each.ttft, each.e2e) for each in seen]
-    return with_clients(served.known.machine, [each.start for each in seen], at_clients, served.known.delays)
+    return with_clients(served.known, [each.start for each in seen], at_clients)
 
 
 def rate_in_use(requests: Iterable[tuple[float, float, int]]) -> float:

@@ -1,5 +1,6 @@
 """How long steps take: the interface of all device models, and the other delays between a client and the device."""
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -43,7 +44,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """The delays outside the device, in seconds."""
 
     request: float = 0.0  # from the client to the scheduler
-    frontend: float = 0.0  # the part of `request` in which the frontend handles no other request
+    frontend: float = 0.0  # the part of `request` for which the frontend computes; requests that overlap share it
     request_per_token: float = 0.0  # additional, for each token of the prompt
     reply: float = 0.0  # from the scheduler to the client, for a token
     first: float = 0.0  # additional, for a request's first token, with which the answer begins; it may be negative
@@ -54,15 +55,34 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontend_waits(sent: Sequence[float], busy: float) -> list[float]:
-    """Return how long each request waits for those sent before it, if the frontend needs `busy` seconds for each.
+    """Return how much longer the frontend takes for each request because it handles others at the same time.
+
+    An event loop attends to all its requests in turn, so that each gets an equal share (processor sharing, Kleinrock
+    1967). All need the same, so they leave in the order in which they came.
 
     Args:
         sent: when each was sent, in seconds, in any order.
+        busy: seconds that the frontend computes for a request.
     """
     waits = [0.0] * len(sent)
-    free_at = -inf
+    handled = deque[tuple[int, float]]()  # (request, its share when it is done)
+    now = share = 0.0  # `share`: what a request would have got that had been there from the beginning
+
+    def handle(until: float) -> None:
+        nonlocal now, share
+        while handled:
+            number, enough = handled[0]
+            done_at = now + (enough - share) * len(handled)
+            if done_at > until:
+                share += (until - now) / len(handled)
+                break
+            now, share = done_at, enough
+            waits[number] = max(0.0, now - sent[number] - busy)
+            handled.popleft()
+        now = until
+
     for number in sorted(range(len(sent)), key=sent.__getitem__):
-        begins = max(sent[number], free_at)
-        waits[number] = begins - sent[number]
-        free_at = begins + busy
+        handle(sent[number])
+        handled.append((number, share + busy))
+    handle(inf)
     return waits

@@ -158,13 +158,22 @@ class Simulator:
             self._pump(now)
         else:
             if arrival_at <= now:
-                self._free_at = now + self._timing.admission
-            while self._num_arrived < len(due) and due[self._num_arrived][0] <= now:
-                self._arrive(due[self._num_arrived][1], now)
-                self._num_arrived += 1
+                self._arrive_together(now)
             self._pump(max(now, self._free_at))
         self._gauge.note(now)
         return True
+
+    def _arrive_together(self, now: float) -> None:
+        """Add the requests that are there. If the first one woke the scheduler, those sent meanwhile are there, too.
+
+        The first one's way (`request`) includes the waking.
+        """
+        due, timing = self._due, self._timing
+        until = now if self._results else now + timing.wake
+        while self._num_arrived < len(due) and due[self._num_arrived][0] <= until:
+            self._arrive(due[self._num_arrived][1], now)
+            self._num_arrived += 1
+        self._free_at = now + timing.admission
 
     def _arrive(self, number: int, now: float) -> None:
         refusal = self.scheduler.add_request(self._requests[number], _OWNER, now)

@@ -1,6 +1,6 @@
 """A study: simulates one load on one machine under any number of configurations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, fsum
 from pathlib import Path
 from statistics import fmean, median
@@ -262,50 +262,53 @@ def compare(
     return results
 
 
-def with_clients(
-    machine: Machine, sent: Sequence[float], at_clients: Sequence[Delays], at_scheduler: Sequence[Delays]
-) -> Machine:
+def with_clients(known: Measured, sent: Sequence[float], at_clients: Sequence[Delays]) -> Machine:
     """Return the machine with the measured delays between clients and scheduler.
 
     Args:
-        machine: has known step times.
-        sent: when each request's client sent it.
+        known: with a recording's delays at the scheduler.
+        sent: when each request's client sent it, by the clients' clock.
         at_clients: the delays of each request, as its client saw them.
-        at_scheduler: the same for the scheduler.
     """
-    pairs = list(zip(at_clients, at_scheduler, strict=True))
-    firsts = [client.first - scheduler.first for client, scheduler in pairs]
-    lasts = [client.last - scheduler.last for client, scheduler in pairs]
-    frontend = _time_for_a_request(sent, firsts)
-    waits = frontend_waits(sent, frontend)
-    of_first = _usual([way - wait for way, wait in zip(firsts, waits, strict=True)])
-    of_last = _usual([way - wait for way, wait in zip(lasts, waits, strict=True)])
+    pairs = list(zip(at_clients, known.delays, strict=True))
+    longest = _usual(client.first - scheduler.first for client, scheduler in pairs)
+    frontend = _frontend_time(sent, [each.time for each in known.arrivals], longest)
+    ways = list(zip(at_clients, known.delays, frontend_waits(sent, frontend), strict=True))
+    of_first = _usual(client.first - scheduler.first - wait for client, scheduler, wait in ways)
+    of_last = _usual(client.last - scheduler.last - wait for client, scheduler, wait in ways)
     request = max(frontend, of_first / 2)
     reply = max(0.0, of_last - request)
     timing = replace(
-        machine.timing,
+        known.machine.timing,
         request=request,
         frontend=frontend,
         request_per_token=0.0,
         reply=reply,
         first=of_first - request - reply,
     )
-    return machine._replace(timing=timing)
+    return known.machine._replace(timing=timing)
 
 
-def _time_for_a_request(sent: Sequence[float], ways: Sequence[float]) -> float:
-    """Return the frontend's seconds per request that best explain why requests sent together have longer ways."""
+def _frontend_time(sent: Sequence[float], arrived: Sequence[float], longest: float) -> float:
+    """Return the frontend's seconds per request that best explain why requests sent together take longer.
+
+    Args:
+        sent: when each request was sent, by the clients' clock.
+        arrived: when it was at the scheduler, by another clock.
+        longest: the most that the frontend can take.
+    """
+    ways = [at - since for at, since in zip(arrived, sent, strict=True)]
 
     def unexplained(busy: float) -> float:
         rest = [way - wait for way, wait in zip(ways, frontend_waits(sent, busy), strict=True)]
         usual = median(rest)
-        return fsum(abs(each - usual) for each in rest)
+        return round(fsum(abs(each - usual) for each in rest), 9)  # less is the rounding of sums
 
-    longest = _usual(ways)
     return min((longest * part / _NUM_PARTS for part in range(_NUM_PARTS + 1)), key=unexplained)
 
 
-def _usual(ways: Sequence[float]) -> float:
+def _usual(ways: Iterable[float]) -> float:
     """Return the mean without the shortest and the longest, which may be stalls; at least 0."""
-    ordered, rare = sorted(ways), len(ways) // 20
+    ordered = sorted(ways)
+    rare = len(ordered) // 20
     return max(0.0, fmean(ordered[rare : len(ordered) - rare])) if ordered else 0.0

@@ -17,7 +17,7 @@ from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import FittedDevice, MeasuredStep, Spread, fit_device, fit_timing
 from penstock.core.simulation.recordings import Delays
 from penstock.core.simulation.step_traces import read_trace
-from penstock.core.simulation.study import Machine, measured, with_clients
+from penstock.core.simulation.study import Machine, Measured, measured, with_clients
 from tests.core.simulation.loads import KnownDevice, machine, simulator
 
 AS_EXPECTED = Spread((1.0,), (0.0,))
@@ -126,16 +126,17 @@ def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
     outcomes = simulator(arrivals, true, trace=trace).run().outcomes
     delays = [Delays(each.ttft, each.e2e) for each in outcomes]
     trace.close()
-    known = measured(path).machine
-    assert known.timing.transport == pytest.approx(TIMING.transport, rel=0.1)
-    assert known.timing.scheduler == pytest.approx(TIMING.scheduler, rel=0.1)
+    known = measured(path)
+    assert known.machine.timing.transport == pytest.approx(TIMING.transport, rel=0.1)
+    assert known.machine.timing.scheduler == pytest.approx(TIMING.scheduler, rel=0.1)
     way = TIMING.request + TIMING.reply
     sent = [each.time for each in arrivals]
     waits = frontend_waits(sent, TIMING.frontend)
     at_scheduler = [
         Delays(first - way - wait, last - way - wait) for (first, last), wait in zip(delays, waits, strict=True)
     ]
-    fitted = with_clients(known, sent, delays, at_scheduler)
+    arrived = [msgspec.structs.replace(each, time=each.time + wait) for each, wait in zip(arrivals, waits, strict=True)]
+    fitted = with_clients(known._replace(arrivals=arrived, delays=at_scheduler), sent, delays)
     assert fitted.timing.frontend == pytest.approx(TIMING.frontend, rel=0.1)
     assert fitted.timing.request + fitted.timing.reply == pytest.approx(way)
     assert fitted.timing.first == pytest.approx(0.0)
@@ -148,7 +149,9 @@ def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
 def test_first_tokens_have_a_longer_way_to_clients_than_others() -> None:
     at_scheduler = [Delays(0.01 * i, 0.02 * i) for i in range(40)]
     at_clients = [Delays(first + 4e-3, last + 3e-3) for first, last in at_scheduler]
-    timing = with_clients(machine(DEVICE, TIMING), range(40), at_clients, at_scheduler).timing
+    arrivals = [Arrival(time=i + 0.7, input_len=20, output_len=9) for i in range(40)]
+    known = Measured(machine(DEVICE, TIMING), [], arrivals, at_scheduler, 16)
+    timing = with_clients(known, range(40), at_clients).timing
     assert (timing.request, timing.reply, timing.first) == pytest.approx((2e-3, 1e-3, 1e-3))
     arrivals = [Arrival(time=0.0, input_len=20, output_len=length) for length in (1, 2, 40)]
     for first in (1e-3, -1e-3):
@@ -162,13 +165,22 @@ def test_first_tokens_have_a_longer_way_to_clients_than_others() -> None:
         assert slow[2].ended == quick[2].ended
 
 
-def test_requests_that_are_sent_together_wait_for_each_other_in_the_frontend() -> None:
-    assert frontend_waits([0.0, 1e-3, 1e-3, 9e-3], 2e-3) == pytest.approx([0.0, 1e-3, 3e-3, 0.0])
-    assert frontend_waits([5e-3, 4e-3], 2e-3) == pytest.approx([1e-3, 0.0])
+def test_requests_that_overlap_share_the_frontend() -> None:
+    assert frontend_waits([0.0, 1e-3, 1e-3, 9e-3], 2e-3) == pytest.approx([2e-3, 3e-3, 3e-3, 0.0])
+    assert frontend_waits([5e-3, 4e-3], 2e-3) == pytest.approx([1e-3, 1e-3])
+    assert frontend_waits([], 2e-3) == []
     arrivals = [Arrival(time=0.0, input_len=20, output_len=1) for _ in range(3)]
-    timing = msgspec.structs.replace(TIMING, frontend=0.5)
-    first, second, third = (each.ttft for each in simulator(arrivals, machine(DEVICE, timing)).run().outcomes)
-    assert (second - first, third - second) == pytest.approx((0.5, 0.5), rel=0.01)
+    shared = msgspec.structs.replace(TIMING, frontend=0.5)
+    (alone, *_), together = (simulator(arrivals[:count], machine(DEVICE, shared)).run().outcomes for count in (1, 3))
+    assert [each.ttft - alone.ttft for each in together] == pytest.approx([1.0] * 3, rel=0.01)
+
+
+def test_what_is_sent_while_the_scheduler_wakes_joins_the_plan() -> None:
+    arrivals = [Arrival(time=time, input_len=20, output_len=1) for time in (0.0, 2e-4)]
+    for wake, steps in ((1e-4, 2), (3e-4, 1)):
+        timing = msgspec.structs.replace(TIMING, frontend=0.0, wake=wake)
+        run = simulator(arrivals, machine(DEVICE, timing)).run()
+        assert run.totals.num_steps == steps
 
 
 def test_a_trace_shows_its_requests(tmp_path: Path) -> None:
