@@ -61,7 +61,7 @@ class Linear:
         self.busy += seconds
         return seconds
 
-    def gap(self) -> float:
+    def gap(self, shape: StepShape) -> float:
         """Between two steps."""
         return 0.0
 

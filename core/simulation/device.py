@@ -21,7 +21,7 @@ class Walk(Protocol):
     def seconds(self, shape: StepShape) -> float:
         """Seconds of the next step, from reading its plan until its tokens are known."""
 
-    def gap(self) -> float:
+    def gap(self, shape: StepShape) -> float:
         """Seconds from the end of the last step to the beginning of the next, if its plan is there already."""
 
 

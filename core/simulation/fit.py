@@ -66,7 +66,8 @@ class FittedDevice(msgspec.Struct, frozen=True):
     weights: tuple[float, ...]  # seconds per part
     decode_spread: Spread  # of steps without chunks
     chunk_spread: Spread
-    gaps: tuple[float, ...]  # seconds
+    decode_gaps: tuple[float, ...]  # seconds before steps without chunks that follow such a step
+    chunk_gaps: tuple[float, ...]  # before others: rows begin there, or are handed from chunks to decodes
     error: float  # typical relative error of a recorded step
 
     def walk(self, seed: int) -> "FittedWalk":
@@ -92,14 +93,16 @@ class FittedWalk:
         decode, chunk = device.decode_spread, device.chunk_spread
         self._decodes = _from(start, list(zip(decode.ratios, decode.stalls, strict=True)))
         self._chunks = _from(start, list(zip(chunk.ratios, chunk.stalls, strict=True)))
-        self._gaps = _from(start, device.gaps)
+        self._decode_gaps, self._chunk_gaps = _from(start, device.decode_gaps), _from(start, device.chunk_gaps)
+        self._had_chunks = False
 
     def seconds(self, shape: StepShape) -> float:
         ratio, stall = next(self._chunks if shape.chunks else self._decodes)
         return self._expected(shape) * ratio + stall
 
-    def gap(self) -> float:
-        return next(self._gaps)
+    def gap(self, shape: StepShape) -> float:
+        had_chunks, self._had_chunks = self._had_chunks, bool(shape.chunks)
+        return next(self._chunk_gaps if had_chunks or shape.chunks else self._decode_gaps)
 
 
 def _from(start: float, values: Sequence[_Value]) -> Iterator[_Value]:
@@ -123,12 +126,16 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
     expected = np.maximum(parts @ weights, 1e-9)
     has_chunks = parts[:, 3] > 0
     decodes, chunks = (of if of.any() else ~of for of in (~has_chunks, has_chunks))
-    gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received and step.idle >= 0]
+    decode_gaps, chunk_gaps = list[float](), list[float]()
+    for earlier, step in pairwise(steps):
+        if step.sent < earlier.received and step.idle >= 0:
+            (chunk_gaps if earlier.shape.chunks or step.shape.chunks else decode_gaps).append(step.idle)
     return FittedDevice(
         tuple(weights.tolist()),
         Spread.of(actual[decodes], expected[decodes]),
         Spread.of(actual[chunks], expected[chunks]),
-        tuple(gaps) or (0.0,),
+        tuple(decode_gaps or chunk_gaps) or (0.0,),
+        tuple(chunk_gaps or decode_gaps) or (0.0,),
         float(np.median(np.abs(actual / expected - 1))),
     )
 

@@ -53,5 +53,5 @@ class RooflineDevice:
             operations += computed * seen
         return self._plan.step(num_tokens, num_bytes, operations).seconds / self._efficiency
 
-    def gap(self) -> float:
+    def gap(self, shape: StepShape) -> float:
         return 0.0

@@ -68,7 +68,8 @@ class ModelledWorker:
 
     def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
         """Compute a plan sent at `sent`; return when the scheduler has the result, and the result."""
-        device, gap = self._device, self._walk.gap()
+        device, shape = self._device, shape_of(plan)
+        gap = self._walk.gap(shape)
         arrived = sent + self._one_way + (self._wake if sent > self._told + self._naps_after else 0.0)
         rows = np.frombuffer(plan.rows, dtype=np.int32)
         began = self._begin(0, arrived, gap)
@@ -82,7 +83,7 @@ class ModelledWorker:
             began = max(began, self._copied)
         if self._tower is not None:
             began = self._tower.free_at(began)
-        seconds = self._walk.seconds(shape_of(plan))
+        seconds = self._walk.seconds(shape)
         idle = began - self._ended[0] if self._ended[0] >= 0 else 0.0
         for stage, part in enumerate(device.stages):
             began = self._begin(stage, began, gap)

@@ -15,7 +15,7 @@ from penstock.core.simulation.fit import FittedDevice, Spread
 from penstock.core.simulation.study import Machine
 
 AS_EXPECTED = Spread((1.0,), (0.0,))
-DEVICE = FittedDevice((4e-4, 3e-5, 1.5e-7, 2e-4, 4.5e-5, 2e-8), AS_EXPECTED, AS_EXPECTED, (5e-5,), 0.0)
+DEVICE = FittedDevice((4e-4, 3e-5, 1.5e-7, 2e-4, 4.5e-5, 2e-8), AS_EXPECTED, AS_EXPECTED, (5e-5,), (5e-5,), 0.0)
 TIMING = Timing(request=2e-3, reply=5e-4, scheduler=1e-4, transport=3e-4)
 MACHINE = Machine("made up", DEVICE, TIMING, 16384, 2048, 4080)
 

@@ -55,7 +55,7 @@ class Steady:
     def seconds(self, shape: StepShape) -> float:
         return 2e-3 + 5e-5 * (len(shape.decodes) + sum(num for _, num in shape.chunks))
 
-    def gap(self) -> float:
+    def gap(self, shape: StepShape) -> float:
         return 1e-4
 
 

@@ -40,7 +40,7 @@ class KnownWalk(NamedTuple):
     def seconds(self, shape: StepShape) -> float:
         return self.device.mean(shape) * (1 + self.device.spread * self.rng.uniform(-1, 1))
 
-    def gap(self) -> float:
+    def gap(self, shape: StepShape) -> float:
         return self.device.between
 
 

@@ -26,7 +26,7 @@ WEIGHTS = (1e-3, 1e-4, 2e-7, 5e-5, 3e-5, 1e-8)
 
 def steps_of(weights: tuple[float, ...], count: int, noise: float, freaks: int = 0) -> list[MeasuredStep]:
     rng = random.Random(1)
-    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
+    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), (0.0,), 0.0)
     found = []
     for i in range(count):
         decodes = [rng.randrange(2000) for _ in range(rng.randrange(1, 33))]
@@ -46,7 +46,7 @@ def test_exact_costs_are_found() -> None:
 
 def test_costs_are_found_among_steps_that_vary_and_some_that_stood_still() -> None:
     fitted = fit_device(steps_of(WEIGHTS, 2000, 0.2, 40))
-    true = FittedDevice(WEIGHTS, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
+    true = FittedDevice(WEIGHTS, AS_EXPECTED, AS_EXPECTED, (0.0,), (0.0,), 0.0)
     for shape in (StepShape([500], []), StepShape([800] * 30, []), StepShape([100] * 8, [(0, 400)])):
         assert fitted.expected(shape) == pytest.approx(true.expected(shape), rel=0.03)
 
@@ -77,7 +77,7 @@ def test_each_slow_chunk_of_the_recording_comes_once() -> None:
     weights = (1e-3, 0.0, 0.0, 0.0, 1e-5, 0.0)
     decode, chunk = StepShape([5], []), StepShape([], [(0, 100)])
     shapes = ([decode] * 20 + [chunk]) * 50
-    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
+    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), (0.0,), 0.0)
     steps = [MeasuredStep(shape, true.expected(shape), 1e-4, i * 1.0, i + 1.5) for i, shape in enumerate(shapes)]
     stalled = steps[629]
     assert stalled.shape is chunk
@@ -85,6 +85,18 @@ def test_each_slow_chunk_of_the_recording_comes_once() -> None:
     walk = fit_device(steps).walk(1)
     seconds = list(map(walk.seconds, shapes))
     assert sum(each > 0.1 for each in seconds) == 1
+
+
+def test_steps_with_chunks_have_gaps_of_their_own() -> None:
+    decode, chunk = StepShape([5], []), StepShape([5], [(0, 100)])
+    shapes = ([decode] * 4 + [chunk]) * 10
+    gaps = ([1e-3] + [1e-4] * 3 + [1e-3]) * 10
+    steps = [
+        MeasuredStep(shape, 1e-2, gap, i * 1e-2, (i + 1.5) * 1e-2)
+        for i, (shape, gap) in enumerate(zip(shapes, gaps, strict=True))
+    ]
+    walk = fit_device(steps).walk(0)
+    assert [walk.gap(shape) for shape in shapes[1:]] == gaps[1:]
 
 
 def test_no_part_costs_less_than_nothing() -> None:
