@@ -162,8 +162,12 @@ class Server:
         return uvloop.run(run_job(Job(f"{self._url}/v1", "m", "completions", requests, concurrency, start)))
 
     def served(self) -> Served:
-        """All of it, from its clients and its recording."""
-        (self._folder / f"{self._name}-clients.json").write_bytes(msgspec.json.encode(self._outcomes))
+        """All of it, from its clients and its recording; without turns, those of an earlier run."""
+        clients = self._folder / f"{self._name}-clients.json"
+        if self._outcomes:
+            clients.write_bytes(msgspec.json.encode(self._outcomes))
+        else:
+            self._outcomes = msgspec.json.decode(clients.read_bytes(), type=list[Outcome])
         known = measured(self._record)
         known = known._replace(arrivals=known.arrivals[_NUM_WARM:], delays=known.delays[_NUM_WARM:])
         sent = [
@@ -173,9 +177,11 @@ class Server:
         return Served(self._outcomes, sent, known)
 
 
-def serve(model: str, seed: int, folder: Path, flags: Sequence[str]) -> list[Served]:
-    """Serve all loads in turns."""
+def serve(model: str, seed: int, folder: Path, flags: Sequence[str], is_kept: bool) -> list[Served]:
+    """Serve all loads in turns, unless their recordings are in the folder."""
     servers = [Server(model, each, seed + number, folder, flags) for number, each in enumerate(workloads(model))]
+    if is_kept:
+        return [server.served() for server in servers]
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(server.running())
@@ -224,8 +230,9 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
     return {title: statistics.mean(values) for title, values in found.items()}
 
 
-def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, console: Console) -> dict[str, Any]:
+def judge(model: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve all loads, and compare those that nothing was fitted to."""
+    flags, keep = args.flags.split(), args.kept or args.keep
     parser = argparse.ArgumentParser()
     add_flags(parser, ("scheduler",))
     config = config_from(parser.parse_args(flags), {})
@@ -233,7 +240,7 @@ def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, consol
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep / model if keep is not None else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        first, *others = serve(model, seed, folder, flags)
+        first, *others = serve(model, args.seed, folder, flags, args.kept is not None)
         on = fitted(first)
         assert isinstance(on.device, FittedDevice)
         record["weights"], record["typical_error"] = on.device.weights, on.device.error
@@ -295,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--flags", default="--queue-patience 0", help="options of the server's scheduler (default: %(default)s)")
     add("--speed", action="store_true", help="measure how fast simulations are, and nothing else")
     add("--keep", type=Path, metavar="FOLDER", help="for recordings, which are dropped otherwise")
+    add("--kept", type=Path, metavar="FOLDER", help="simulate recordings that --keep left there; serve nothing")
     add("--out", type=Path, help="file for the results as JSON")
     args = parser.parse_args(argv)
     console = Console(highlight=False)
@@ -305,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(each)
     else:
         models = args.model or ["demo", "qwen2.5-0.5b"]
-        record["models"] = [judge(model, args.seed, args.flags.split(), args.keep, console) for model in models]
+        record["models"] = [judge(model, args, console) for model in models]
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
