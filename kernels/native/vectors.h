@@ -48,6 +48,14 @@ inline void store(T* at, Vector vector) {
 inline Floats splat(float x) { return x - Floats{}; }
 inline Floats as_floats(Words words) { return load<Floats>(&words); }
 inline Floats load16(const float* at) { return load<Floats>(at); }
+// Keeps what is used several times in a register. GCC loads it again for each use, because an instruction can; but some
+// processors load only one such vector a cycle.
+inline Floats in_register(Floats vector) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(vector));
+#endif
+  return vector;
+}
 inline Floats load_some(const float* at, int count) {  // zeros past `count`
   if (count >= kLanes) return load16(at);
   Floats values = {};

@@ -147,11 +147,14 @@ inline void score(const float* queries, const float* keys, int padded, int first
   Floats sums[kTogether][kCount][2] = {};
   keys += first * kLanes * padded;
   for (int d = 0; d < padded; d += 2)
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+      Floats of_keys[kCount];
+      for (int v = 0; v < kCount; v++) of_keys[v] = in_register(load16(keys + (v * padded + d + i) * kLanes));
       for (int r = 0; r < kTogether; r++) {
         const Floats query = splat(queries[r * padded + d + i]);
-        for (int v = 0; v < kCount; v++) sums[r][v][i] += query * load16(keys + (v * padded + d + i) * kLanes);
+        for (int v = 0; v < kCount; v++) sums[r][v][i] += query * of_keys[v];
       }
+    }
   for (int r = 0; r < kTogether; r++)
     for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
 }
