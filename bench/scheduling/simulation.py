@@ -111,7 +111,8 @@ def serve_command(model: str, folder: Path) -> list[str]:
     """What starts a server of the model, which may have to be made first in a folder of this one."""
     command = [sys.executable, "-m", "penstock.core.cli", "serve"]
     if model == "clockwork":
-        command.append(str(clockwork_folder(folder / "model", 0.01)))
+        # All of the memory would be millions of pages, whose lists Python's garbage collector scans for 0.1 s.
+        command += [str(clockwork_folder(folder / "model", 0.01)), "--num-pages", "16384"]
     elif model != "demo":
         command += [str(servable_folder(model, folder / "model")), "--load-format", "dummy"]
     return [*command, "--served-model-name", "m", "--num-threads", "1"]
