@@ -240,7 +240,8 @@ def judge(model: str, args: argparse.Namespace, console: Console) -> dict[str, A
     record: dict[str, Any] = {"model": model, "loads": {}}
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep / model if keep is not None else Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+        if args.kept is None:
+            folder.mkdir(parents=True, exist_ok=True)
         first, *others = serve(model, args.seed, folder, flags, args.kept is not None)
         on = fitted(first)
         assert isinstance(on.device, FittedDevice)
@@ -302,8 +303,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=1)
     add("--flags", default="--queue-patience 0", help="options of the server's scheduler (default: %(default)s)")
     add("--speed", action="store_true", help="measure how fast simulations are, and nothing else")
-    add("--keep", type=Path, metavar="FOLDER", help="for recordings, which are dropped otherwise")
-    add("--kept", type=Path, metavar="FOLDER", help="simulate recordings that --keep left there; serve nothing")
+    recordings = parser.add_mutually_exclusive_group()
+    recordings.add_argument("--keep", type=Path, metavar="FOLDER", help="for recordings, which are dropped otherwise")
+    recordings.add_argument(
+        "--kept", type=Path, metavar="FOLDER", help="simulate recordings that --keep left there; serve nothing"
+    )
     add("--out", type=Path, help="file for the results as JSON")
     args = parser.parse_args(argv)
     console = Console(highlight=False)

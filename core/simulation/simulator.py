@@ -166,10 +166,10 @@ class Simulator:
     def _arrive_together(self, now: float) -> None:
         """Add the requests that are there. If the first one woke the scheduler, those sent meanwhile are there, too.
 
-        The first one's way (`request`) includes the waking.
+        The first one's way (`request`) includes the waking. No request is added before it is sent.
         """
         due, timing = self._due, self._timing
-        until = now if self._results else now + timing.wake
+        until = now if self._results else now + min(timing.wake, timing.request)
         while self._num_arrived < len(due) and due[self._num_arrived][0] <= until:
             self._arrive(due[self._num_arrived][1], now)
             self._num_arrived += 1
