@@ -15,9 +15,9 @@ from typing import Any, Literal, Self
 import structlog
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import ConfigError
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread

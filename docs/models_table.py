@@ -15,7 +15,7 @@ from typing import Any
 
 from docs.written_parts import with_parts, write_or_check
 from penstock.core.checkpoint import families
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Activation,
     Attention,
     Decoder,
@@ -25,11 +25,11 @@ from penstock.core.checkpoint.decoder import (
     Router,
     SideBySide,
 )
+from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.core.checkpoint.families.registry import ARCHITECTURES
 from penstock.core.checkpoint.parsing.by_transformers import architectures as types_of_architectures
 from penstock.core.checkpoint.parsing.family import Family
-from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, ShortConv
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.gpu_worker.models.native_program import lacking

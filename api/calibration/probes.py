@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.calibration.timed_engine import TimedEngine, TimedStep, quickest
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.planning.step_costs import KNOTS, Pace, StepCosts, fit
 

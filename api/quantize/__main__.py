@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.checkpoint.formats.made import GROUP_SIZES, HEAD, MADE_FORMATS, Recipe
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.groups.model import ModelOptions
 from penstock.ipc.logs import setup_logging

@@ -11,11 +11,11 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.source import Checkpoint
-from penstock.core.checkpoint.weight_sources import LinearSource
+from penstock.core.checkpoint.files.source import Checkpoint
+from penstock.core.checkpoint.weights.sources import LinearSource
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.formats.group_rounding import Correlation

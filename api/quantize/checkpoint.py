@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.formats.compressed_tensors import Matrix
 from penstock.core.checkpoint.formats.made import LEAST_WEIGHTS, Recipe
 from penstock.core.checkpoint.quantization import products_of
-from penstock.core.checkpoint.source import StoredTensor
-from penstock.core.checkpoint.weights import Product
+from penstock.core.checkpoint.weights.decoder import Product
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.formats.compressed_tensors import encode
 from penstock.gpu_worker.formats.group_rounding import Correlation

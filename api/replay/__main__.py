@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.flags import add_flags
 from penstock.core.recording.reader import Recorded, Recording, Run

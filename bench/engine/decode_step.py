@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.engine.offline import fixed, sampling_of
 from bench.local_engine import LocalEngine, Run
 from bench.shapes_folder import described, shape_folder
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.model_config import ModelConfig
 
 _NUM_STEPS = 100
 _CONTEXT = {1: 128, 256: 1024}

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from bench.engine.decode_step import decode_times
 from bench.local_engine import LocalEngine
+from penstock.core.checkpoint.finding.registry import demo_path, open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import demo_path, open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 

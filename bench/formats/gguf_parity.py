@@ -25,7 +25,7 @@ from bench.peers.envs import Environment, make
 from bench.peers.model import to_gguf
 from bench.server_process import free_port, running
 from penstock import LLM, SamplingParams
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config
 from penstock.frontend.text.tokenizer import load_tokenizer
 

@@ -27,7 +27,7 @@ from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.models.loading.loader import dummy_model
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name, page_groups
-from penstock.kernels.kv_quantization import KV_FORMATS, KVFormat, write_quantized
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, KVFormat, write_quantized
 
 _PAGE_SIZE = 16
 _ROUNDS = 15

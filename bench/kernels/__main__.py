@@ -22,7 +22,7 @@ from bench.kernels.peers import Peer, decode_peers, prefill_peers
 from bench.kernels.quantized import quantized_cases
 from bench.kernels.small import Case, expert_cases, kv_write_cases, sampling_cases, small_cases
 from bench.kernels.timing import measure_limits, time_calls
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 
 PARTS = ("decode", "prefill", "small", "experts", "sampling", "quantized", "quantized_kv")
 

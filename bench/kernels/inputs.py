@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bench.kernels.timing import num_rotations
-from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
-from penstock.kernels.paged_attention import paged_attention
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.paged_attention import paged_attention
 from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from bench.kernels.small import Calls, Case
 from bench.kernels.timing import num_rotations
-from penstock.kernels.experts import group_rows
+from penstock.kernels.experts.experts import group_rows
 from penstock.kernels.quantized.device_weight import E2M1, E4M3, DeviceWeight, pack_for_device
 from penstock.kernels.quantized.inputs import round_inputs
 from penstock.kernels.quantized.linear import grouped_quantized_linear, quantized_linear

@@ -22,10 +22,12 @@ from torch import Tensor
 from bench.machine import commit, machine
 from penstock.calibration.rates import read_rate
 from penstock.gpu_worker.state.kv_pool import LayerPages
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms
 from penstock.kernels.native.build import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
-from penstock.kernels.native.program import GroupPages, HeadShape, ProgramBuilder, QueryGrowth
+from penstock.kernels.native.program.builder import HeadShape, ProgramBuilder, QueryGrowth
+from penstock.kernels.native.program.program import GroupPages
 from penstock.kernels.native.recurrent import (
     DeltaShape,
     Mamba2Shape,
@@ -35,7 +37,6 @@ from penstock.kernels.native.recurrent import (
     scan_gated_delta,
     scan_mamba2,
 )
-from penstock.kernels.qk_norm_rope_write import QKNorms
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
 

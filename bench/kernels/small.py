@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import gated_activation
-from penstock.kernels.experts import group_rows, grouped_linear, sum_of_experts
-from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms, qk_norm_rope_write
+from penstock.kernels.experts.experts import group_rows, grouped_linear, sum_of_experts
+from penstock.kernels.experts.routing import Routing, route
 from penstock.kernels.norms import NormWeights, add_norm
-from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write
-from penstock.kernels.routing import Routing, route
-from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
-from penstock.kernels.top_logprobs import top_logprobs
+from penstock.kernels.sampling.sampling import SamplingNeeds, SamplingState, sample
+from penstock.kernels.sampling.top_logprobs import top_logprobs
 
 Calls = list[Callable[[], object]]
 

@@ -16,7 +16,7 @@ import torch
 
 from bench.kernels.inputs import AttentionProblem, attention_calls
 from bench.kernels.timing import time_calls
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles
 
 PAGE_SIZES = (16, 128)

@@ -27,8 +27,8 @@ from rich.table import Table
 from penstock.bench.quality.engine import ScoringEngine
 from penstock.bench.quality.measure import Quality, Reference, measure
 from penstock.bench.quality.texts import Text, conversations, tokenizer_of, windows
+from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
 from penstock.core.checkpoint.formats.made import MADE_FORMATS
-from penstock.core.checkpoint.registry import model_path, open_checkpoint
 from penstock.core.config.options import ConfigError
 from penstock.ipc.process import EXIT_CONFIG
 from penstock.options import config_of, quiet

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.config.options import ConfigError
 from penstock.demo.chatml import pieces
 from penstock.demo.held_out import held_out_conversations

@@ -29,7 +29,7 @@ from bench.scheduling.policy_scenarios import FLOOD, LIGHT, SCENARIOS, Run, Scen
 from bench.server_process import free_port, running
 from penstock.bench.load.job import Job, PlannedRequest
 from penstock.bench.load.processes import run as run_load
-from penstock.core.checkpoint.registry import demo_path
+from penstock.core.checkpoint.finding.registry import demo_path
 from penstock.core.config import Config
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.policies.registry import POLICIES

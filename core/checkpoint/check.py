@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.described import model_config_of, own_names_of
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.families.registry import expected_matrices, expected_tensors, is_ignored
+from penstock.core.checkpoint.files.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
 from penstock.core.checkpoint.formats.format import FLOATS, MatrixFormat, Part, Shape
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.json_fields import shown
 from penstock.core.checkpoint.shards.experts import with_experts_spread
 from penstock.core.checkpoint.shards.shard import check_shards
 from penstock.core.checkpoint.shards.stages import stage_ranges
-from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.options import ConfigError, KVCacheDType, ModelImpl
 

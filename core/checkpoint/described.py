@@ -5,13 +5,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.description.names import ExpertLayout
 from penstock.core.checkpoint.families.registry import family_of, parse_model_config
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.names import ExpertLayout
+from penstock.core.checkpoint.files.source import Checkpoint, StoredTensor
 from penstock.core.checkpoint.parsing.text_part import name_in_either_part, name_in_text_part
 from penstock.core.checkpoint.quantization import with_quantization
-from penstock.core.checkpoint.source import Checkpoint, StoredTensor
 from penstock.core.config.options import ModelImpl
 
 

@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.checkpoint.parsing.json_fields import shown
-from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config.groups.frontend import FrontendOptions
 from penstock.core.config.options import ConfigError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
+from penstock.core.checkpoint.files.source import Checkpoint, eos_token_ids
 from penstock.core.config.options import ConfigError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.config.options import ConfigError, KVCacheDType
 

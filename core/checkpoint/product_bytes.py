@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.formats.made import Recipe
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
 from penstock.core.checkpoint.quantization import recipes_of
-from penstock.core.checkpoint.weights import decoder_products
+from penstock.core.checkpoint.weights.decoder import decoder_products
 
 FLOAT_BYTES = 2
 """Most checkpoints use bf16, also for scales."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.formats.made import LEAST_WEIGHTS, MADE_FORMATS, MadeAtLoad, Recipe, at_load
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.weights import Product, decoder_products
+from penstock.core.checkpoint.weights.decoder import Product, decoder_products
 from penstock.core.config.options import ConfigError
 
 _NONE = ("", "none", "None", "null")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.config.options import Config, ConfigError
 
 _GIB = 1 << 30

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.embeddings import embeddings_of
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.checkpoint.state_limits import check_states
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses

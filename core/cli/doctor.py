@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.located import find_local
-from penstock.core.checkpoint.registry import model_path, open_checkpoint
+from penstock.core.checkpoint.finding.located import find_local
+from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
 from penstock.core.cli.checks import Finding, all_checks, memory_bytes
 from penstock.core.cli.figures import number, size
 from penstock.core.config import Config, ConfigError

@@ -11,11 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.located import find_local
+from penstock.core.checkpoint.finding.located import find_local
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.quantization import with_quantization
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import Machine, load_machines

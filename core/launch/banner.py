@@ -13,9 +13,9 @@ import zmq
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.core.checkpoint.files.source import LoadError, StoredTensor, fingerprint
+from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
-from penstock.core.checkpoint.registry import open_model, served_model_names
-from penstock.core.checkpoint.source import LoadError, StoredTensor, fingerprint
 from penstock.core.config import Config, FrontendOptions, channel_keys
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, positions_seen
-from penstock.core.checkpoint.model_config import KVShape
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Experts, positions_seen
+from penstock.core.checkpoint.description.model_config import KVShape
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.core.planning.quantized_bytes import quantized_bytes
 
 Chunk = tuple[int, int]

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.product_bytes import FLOAT_BYTES, product_bytes
-from penstock.core.checkpoint.weights import decoder_products, decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_products, decoder_tensors
 
 
 class QuantizedBytes(NamedTuple):

@@ -8,10 +8,10 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.shards.rank_part import rank_part
 from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weights import all_sources
+from penstock.core.checkpoint.weights.decoder import all_sources
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.quantized_bytes import quantized_bytes

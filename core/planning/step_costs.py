@@ -15,7 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, LatentAttention, Layer, positions_seen
+from penstock.core.checkpoint.description.decoder import (
+    Attention,
+    Decoder,
+    Experts,
+    LatentAttention,
+    Layer,
+    positions_seen,
+)
 from penstock.core.planning.costs import Chunks
 
 Floats = npt.NDArray[np.float64]

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Self
 
-from penstock.core.checkpoint.decoder import Attention, positions_seen
+from penstock.core.checkpoint.description.decoder import Attention, positions_seen
 from penstock.core.planning.plan import Plan
 from penstock.core.simulation.device import StepShape
 

@@ -21,9 +21,9 @@ import zmq
 from ray import serve
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config
 from penstock.core.config.listening import bind
 from penstock.deploy.ray.autoscaling import ROWS, RUNNING, WAITING_TOKENS

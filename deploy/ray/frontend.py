@@ -16,9 +16,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.deploy.ray.engine import EngineCard

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import ray
 
-from penstock.core.checkpoint.located import located
+from penstock.core.checkpoint.finding.located import located
 from penstock.core.config import Config
 from penstock.core.config.listening import bind
 from penstock.ipc import process

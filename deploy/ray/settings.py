@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.core.checkpoint.registry import served_model_names
+from penstock.core.checkpoint.finding.registry import served_model_names
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.flags import config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import RequestRecord
@@ -103,7 +103,7 @@ def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | No
     checkpoint, options = open_model(config), config.frontend
     if not options.max_images or not checkpoint.processor_config:
         return None
-    from penstock.core.checkpoint.decoder import Decoder
+    from penstock.core.checkpoint.description.decoder import Decoder
     from penstock.core.checkpoint.families.registry import parse_model_config
     from penstock.frontend.images.families import image_family_of
     from penstock.frontend.images.fit import check_fit

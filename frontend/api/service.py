@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from penstock.core.checkpoint.registry import model_path
+from penstock.core.checkpoint.finding.registry import model_path
 from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.frontend import schema

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from penstock.core.checkpoint.embeddings import Embeddings, embeddings_of
+from penstock.core.checkpoint.files.source import Checkpoint, eos_token_ids
+from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.registry import open_model, served_model_names
-from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config import Config
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of

@@ -16,13 +16,13 @@ from rich.table import Table
 
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
+from penstock.core.checkpoint.files.source import Checkpoint, Incomplete
+from penstock.core.checkpoint.finding.located import find_local, hub_cache, hub_name, located
+from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
 from penstock.core.checkpoint.gguf.container import part_paths
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.located import find_local, hub_cache, hub_name, located
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
-from penstock.core.checkpoint.registry import model_path, open_checkpoint
-from penstock.core.checkpoint.source import Checkpoint, Incomplete
 from penstock.core.config import Config, ConfigError, LogOptions, ModelOptions
 from penstock.frontend.parsing.reasoning import reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import tool_format_of

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.grammars.json_check import check_is_schema, mismatch
 from penstock.frontend.grammars.json_schema import GrammarError, check_pattern, check_repetitions, check_schema

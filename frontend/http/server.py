@@ -8,8 +8,8 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from penstock.core.checkpoint.registry import open_model
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.listening import has_files

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process, shared_files

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.checkpoint.vision.views import WholeThenTiles
 from penstock.frontend.images.processor_files import ProcessorFiles
 

@@ -6,7 +6,7 @@ If they do not fit, every request with an image would fail.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.checkpoint.vision.grid import GridVision
 from penstock.core.checkpoint.vision.kinds import Vision
 from penstock.core.checkpoint.vision.patches import PatchVision

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.config import ConfigError
 
 

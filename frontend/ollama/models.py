@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service

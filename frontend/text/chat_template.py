@@ -25,8 +25,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from penstock.core.checkpoint.folder import read_text
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.folder import read_text
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ApiError, ContextLengthExceeded, TemplateFailed
 from penstock.frontend.image_source import ImageSource

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation, load_chat_template

@@ -24,7 +24,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.config import ConfigError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.drafter import Int32Array
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.kernels.sampling import sample
+from penstock.kernels.sampling.sampling import sample
 
 
 def draw(logits: Tensor, rows: Int32Array, positions: Int32Array, state: RowState, device: Device) -> Tensor:

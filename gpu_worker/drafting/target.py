@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.drafting.drafter import Drafter, Int32Array

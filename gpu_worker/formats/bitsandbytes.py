@@ -14,9 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix, Int8Matrix
-from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weight_sources import WHOLE, Cut
+from penstock.core.checkpoint.weights.sources import WHOLE, Cut
 from penstock.kernels.quantized.weight import QuantizedWeight
 
 _MAX_CODE = 127

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix
 from penstock.core.checkpoint.formats.format import MatrixFormat, Part
-from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weight_sources import Cut, Ranges
+from penstock.core.checkpoint.weights.sources import Cut, Ranges
 from penstock.gpu_worker.formats import bitsandbytes
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import QuantizedWeight

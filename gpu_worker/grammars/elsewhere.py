@@ -1,6 +1,6 @@
 """Grammars on stages of a pipeline that draw no tokens (all but the last one): they only note which rows have one."""
 
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.grammars.row import GrammarRow

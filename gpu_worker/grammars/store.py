@@ -20,8 +20,8 @@ from typing import NamedTuple
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 

@@ -7,10 +7,20 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
-from penstock.kernels.kv_quantization import KVScales
-from penstock.kernels.paged_attention import paged_attention
-from penstock.kernels.paged_attention_cpu import SeenWhole, attend_whole, paged_attention_cpu, plan_cpu_attention
-from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
+from penstock.kernels.attention.kv_quantization import KVScales
+from penstock.kernels.attention.paged_attention import paged_attention
+from penstock.kernels.attention.paged_attention_cpu import (
+    SeenWhole,
+    attend_whole,
+    paged_attention_cpu,
+    plan_cpu_attention,
+)
+from penstock.kernels.attention.qk_norm_rope_write import (
+    QKNorms,
+    qk_norm_rope_write,
+    qk_norm_rope_write_cpu,
+    slot_cells,
+)
 
 
 class Rotation(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
@@ -26,9 +26,9 @@ from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.state.kv_pool import KVPool
-from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.attention.qk_norm_rope_write import query_growth
+from penstock.kernels.experts.held_experts import HeldExperts
 from penstock.kernels.norms import NormWeights, add_norm, norm
-from penstock.kernels.qk_norm_rope_write import query_growth
 from penstock.kernels.scan.rows import StateRows
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from penstock.ipc.messages import ExpertTokens, LayerTokens
-from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.experts.held_experts import HeldExperts
 
 
 class ExpertCounts:

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.decoder import LatentAttention
+from penstock.core.checkpoint.description.decoder import LatentAttention
 from penstock.gpu_worker.devices.device import IntArray
 from penstock.gpu_worker.models.attention import Rotation
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
-from penstock.kernels.latent_attention import (
+from penstock.kernels.attention.paged_attention_cpu import CpuAttentionPlan, plan_cpu_attention
+from penstock.kernels.attention.qk_norm_rope_write import slot_cells
+from penstock.kernels.latents.attention import (
     expanded_attention,
     expanding_pays,
     latent_attention,
     latent_attention_cpu,
 )
-from penstock.kernels.latent_write import latent_write, latent_write_cpu
+from penstock.kernels.latents.write import latent_write, latent_write_cpu
 from penstock.kernels.norms import NormWeights
-from penstock.kernels.paged_attention_cpu import CpuAttentionPlan, plan_cpu_attention
-from penstock.kernels.qk_norm_rope_write import slot_cells
 
 _EXPANDED = 1 << 26  # limit for expanded keys and values at once, in numbers; it decides how many heads go together
 _CONTEXTS = 1 << 17  # limit for positions that are gathered at once, unless a single row has more

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import Activation
-from penstock.kernels.experts import GroupedRows, grouped_linear
+from penstock.kernels.experts.experts import GroupedRows, grouped_linear
 from penstock.kernels.native.library import Library, PackedLinear
 
 

@@ -6,7 +6,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer, SideBySide
+from penstock.core.checkpoint.description.decoder import (
+    Attention,
+    Decoder,
+    DenseMLP,
+    Experts,
+    LatentAttention,
+    Layer,
+    SideBySide,
+)
 from penstock.gpu_worker.models import native_recurrent
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
@@ -28,14 +36,8 @@ from penstock.gpu_worker.models.vocabulary import SharedEmbedding
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
-from penstock.kernels.native.program import (
-    ACTIVATIONS,
-    Finish,
-    HeadShape,
-    Program,
-    ProgramBuilder,
-    QueryGrowth,
-)
+from penstock.kernels.native.program.builder import ACTIVATIONS, Finish, HeadShape, ProgramBuilder, QueryGrowth
+from penstock.kernels.native.program.program import Program
 from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.native.recurrent import Part, open_gates
 from penstock.kernels.norms import NormWeights

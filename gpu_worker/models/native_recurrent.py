@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import cached_property
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
 from penstock.gpu_worker.models.linear import Linear
-from penstock.kernels.native.program import ProgramBuilder
+from penstock.kernels.native.program.builder import ProgramBuilder
 from penstock.kernels.native.recurrent import (
     LONGEST_CONVOLUTION,
     DeltaShape,

@@ -15,7 +15,7 @@ from torch.nn import functional
 from penstock.gpu_worker.models.linear import PlainExperts, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import Activation
-from penstock.kernels.experts import GroupedRows
+from penstock.kernels.experts.experts import GroupedRows
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.quantized.layout import UnsupportedWeightError
 from penstock.kernels.quantized.linear import DeviceWeight, grouped_quantized_linear, quantized_linear, rows

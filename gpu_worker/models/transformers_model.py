@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
-from penstock.core.checkpoint.model_config import KVShape
+from penstock.core.checkpoint.description.model_config import KVShape
+from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
-from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import is_out_of_memory

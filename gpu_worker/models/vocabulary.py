@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.decoder import Decoder, Range
+from penstock.core.checkpoint.description.decoder import Decoder, Range
 from penstock.core.checkpoint.shards.ranges import logit_width
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs

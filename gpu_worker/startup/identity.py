@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint
+from penstock.core.checkpoint.files.weights_digest import weights_digest
 from penstock.core.checkpoint.quantization import recipes_of
-from penstock.core.checkpoint.source import Checkpoint
-from penstock.core.checkpoint.weights_digest import weights_digest
 from penstock.gpu_worker.devices.cpu import num_cores
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.stored import BytesRead

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.target import Computed

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.shards.experts import placement_digest
 from penstock.core.checkpoint.shards.rank_part import rank_part
-from penstock.core.checkpoint.source import fingerprint
 from penstock.core.checkpoint.state_limits import check_states, num_snapshots
 from penstock.core.config import Config, channel_keys
 from penstock.core.config.ranks import ONLY_RANK, Rank
@@ -58,7 +58,7 @@ from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import PROTOCOL_VERSION, ExpertTokens, WindowGroup, WorkerHello
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.steps.stage_runner import StageRunner

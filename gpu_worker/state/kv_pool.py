@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder
-from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.state_limits import num_empty_pages
 from penstock.core.config import Config, ConfigError
@@ -16,8 +16,8 @@ from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 from penstock.gpu_worker.state.state_slots import StateSlots
-from penstock.kernels.copy_pages import copy_pages
-from penstock.kernels.kv_quantization import KVFormat, PageLayout
+from penstock.kernels.attention.copy_pages import copy_pages
+from penstock.kernels.attention.kv_quantization import KVFormat, PageLayout
 
 KVType = torch.dtype | KVFormat
 """What keys and values are stored as."""

@@ -16,7 +16,7 @@ from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.native.library import NativeSampler
-from penstock.kernels.sampling import SamplingNeeds, SamplingState
+from penstock.kernels.sampling.sampling import SamplingNeeds, SamplingState
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")

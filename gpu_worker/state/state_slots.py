@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.recurrent import StateShape, StateTensor
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.description.recurrent import StateShape, StateTensor
 from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import StepPlan
 

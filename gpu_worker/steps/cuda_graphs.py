@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.state.kv_pool import KVPool

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Download, Int32Array, Mark
 from penstock.ipc.messages import RowError, StepPlan, StepResult
-from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT
+from penstock.kernels.sampling.sampling_state import NOT_FINITE, NOTHING_LEFT
 
 _REASONS = {
     NOT_FINITE: "the model's logits are not finite numbers: its weights are damaged, or --dtype is too narrow for it",
@@ -184,7 +184,7 @@ def drawn_tokens(token_ids: bytes) -> tuple[bytes, tuple[RowError, ...]]:
     """Separate a step's tokens from the codes in place of missing ones.
 
     Args:
-        token_ids: int32[S], of the sampling rows, as `kernels.sampling.sample` returns them.
+        token_ids: int32[S], of the sampling rows, as `kernels/sampling/sampling.py` returns them.
 
     Returns:
         (int32[S], with 0 where there is no token; an error for each such row).

@@ -8,7 +8,7 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch, TokenScores
-from penstock.kernels.top_logprobs import token_ranks, top_logprobs
+from penstock.kernels.sampling.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
 """Limit for fp32 logits of prompt positions held at once: a long chunk over a large vocabulary would take GiB."""

@@ -9,9 +9,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
@@ -34,7 +34,7 @@ from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
 from penstock.gpu_worker.steps.logprobs import prompt_scores, score
 from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
-from penstock.kernels.sampling import sample
+from penstock.kernels.sampling.sampling import sample
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.images.store import EmbeddingStore

@@ -3,8 +3,9 @@
 A row's guesses are nodes, numbered from 0. A node's parent is an earlier node, or the row's last token. Node i is
 computed at the position that its path gives it. Its token, keys and values are at place start + 1 + i of the row, where
 `start` is the position of the row's last token; in a chain, place and position are the same. Attention finds a node's
-ancestors by its path (`paths` in `kernels/paged_attention.py`), in the order of their positions. So each node gets the
-same bits as if the tokens of its path were decoded one by one, and its draw is the one that a plain decode would make.
+ancestors by its path (`paths` in `kernels/attention/paged_attention.py`), in the order of their positions. So each node
+gets the same bits as if the tokens of its path were decoded one by one, and its draw is the one that a plain decode
+would make.
 
 Afterwards the right path is moved from its places to its positions. This happens at the beginning of the next step,
 before the row's pages are read or reassigned. Sources for trees that one step verifies: Cai et al., "Medusa" (2024);
@@ -17,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core.checkpoint.decoder import Attention, Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.kernels.move_positions import move_positions
-from penstock.kernels.paged_attention_cpu import NO_PATH
+from penstock.kernels.attention.move_positions import move_positions
+from penstock.kernels.attention.paged_attention_cpu import NO_PATH
 
 
 class DraftTree(NamedTuple):

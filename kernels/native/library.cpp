@@ -1,19 +1,19 @@
 // The functions that library.py, program.py and chain.py call.
 #include "attention/latents.h"
-#include "chain.h"
 #include "experts/experts.h"
-#include "memory.h"
-#include "pack.h"
-#include "program.h"
+#include "linear/pack.h"
+#include "linear/tiled_pairs.h"
+#include "machine/memory.h"
+#include "machine/team.h"
+#include "machine/vectors.h"
+#include "program/chain.h"
+#include "program/program.h"
+#include "program/step.h"
 #include "quantized/floats.h"
 #include "quantized/pack.h"
 #include "quantized/products.h"
 #include "quantized/unpack.h"
 #include "ranks/exchange.h"
-#include "step.h"
-#include "team.h"
-#include "tiled_pairs.h"
-#include "vectors.h"
 
 #include <new>
 #include <stdexcept>

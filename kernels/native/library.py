@@ -23,7 +23,7 @@ from penstock.kernels.native.quantized.layout import (
     round_up,
 )
 from penstock.kernels.quantized.weight import QuantizedWeight
-from penstock.kernels.sampling_state import SamplingState
+from penstock.kernels.sampling.sampling_state import SamplingState
 
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
@@ -301,7 +301,7 @@ class Library:
             self.count_layers(counter)
 
     def mask_tokens(self, logits: Tensor, indices: IntArray, bits: IntArray) -> None:
-        """Mask some rows in place, as `kernels/token_masks.py` does.
+        """Mask some rows in place, as `kernels/sampling/token_masks.py` does.
 
         Args:
             logits: fp32[S, V], contiguous.
@@ -337,7 +337,7 @@ class Library:
 
 
 class NativeSampler:
-    """Samples like `kernels.sampling.sample`: all rows of a step in one call, with their parameters at that time."""
+    """Samples like `kernels/sampling/sampling.py`: all rows of a step in one call, with their present parameters."""
 
     def __init__(self, library: Library, state: SamplingState) -> None:
         self._functions = library.functions

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "attention/integers.h"
-#include "linear.h"
-#include "memory.h"
-#include "team.h"
-#include "vectors.h"
+#include "linear/linear.h"
+#include "machine/memory.h"
+#include "machine/team.h"
+#include "machine/vectors.h"
 
 namespace penstock {
 

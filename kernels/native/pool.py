@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_quantization import PageLayout
+from penstock.kernels.attention.kv_quantization import PageLayout
 from penstock.kernels.native.operations.structs import numbers, pointers
 
 KV_KINDS = ("float32", "bfloat16", "int8", "int4", "fp8_e4m3", "fp8_e5m2")  # as enum KvKind in codes.h

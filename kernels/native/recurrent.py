@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.kernels.native.library import address_of
 from penstock.kernels.native.operations import structs
-from penstock.kernels.native.program import ProgramBuilder, norm_struct
+from penstock.kernels.native.program.builder import ProgramBuilder, norm_struct
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.activation import Activation
-from penstock.kernels.experts import BlockedRows, GroupedRows, num_inputs
+from penstock.kernels.experts.experts import BlockedRows, GroupedRows, num_inputs
 from penstock.kernels.quantized.device_weight import (
     DeviceWeight,
     pack_experts_for_device,
@@ -68,7 +68,7 @@ def grouped_quantized_linear(
     scales: Tensor | None = None,
     activation: Activation | None = None,
 ) -> Tensor:
-    """Each row's product with its expert's matrix, as `penstock.kernels.experts.grouped_linear`.
+    """Each row's product with its expert's matrix, as `penstock.kernels.experts.experts.grouped_linear`.
 
     Args:
         x: [R, K], an earlier result; or, if `of_tokens`, [T, K] with one input for all rows of a token. With an

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.core.checkpoint.families.clockwork import ClockworkConfig
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 
 _BLANKS = " \n\t"

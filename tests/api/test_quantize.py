@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
+from penstock.core.checkpoint.finding.registry import model_path
 from penstock.core.checkpoint.formats.made import HEAD, MADE_FORMATS, MadeFormat, Recipe
-from penstock.core.checkpoint.registry import model_path
 from penstock.core.cli.plan import read_decoder
 from penstock.core.config import Config
 from penstock.core.planning.costs import Costs

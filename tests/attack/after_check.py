@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 
 START_SECONDS = 200
 MAX_GROWTH = 64 << 20

@@ -5,7 +5,7 @@ Rounded figures of several systems. Some of them cannot be: a step is no faster 
 
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.planning.costs import Costs
 from penstock.core.planning.machines import load_machines

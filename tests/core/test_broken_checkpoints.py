@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
 from tests.core.broken_checkpoints import (

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
-from penstock.core.checkpoint.located import hub_cache, located
-from penstock.core.checkpoint.registry import open_checkpoint, served_model_names
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.finding.located import hub_cache, located
+from penstock.core.checkpoint.finding.registry import open_checkpoint, served_model_names
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
 from tests.core.broken_checkpoints import BASE, check_sentence

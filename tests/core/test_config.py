@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.checkpoint.registry import open_model, served_model_names
-from penstock.core.checkpoint.source import eos_token_ids, fingerprint
+from penstock.core.checkpoint.files.source import eos_token_ids, fingerprint
+from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
 from penstock.core.config.flags import add_flags, config_from, flags

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder, Experts, LatentAttention
+from penstock.core.checkpoint.description.decoder import Decoder, Experts, LatentAttention
 from penstock.core.checkpoint.families.registry import is_ignored, parse_model_config
-from penstock.core.checkpoint.weights import LatentSources, decoder_sources
+from penstock.core.checkpoint.weights.decoder import LatentSources, decoder_sources
 from penstock.core.config import ConfigError
 
 _FIELDS = {

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Decoder, Experts
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.shards.experts import read_expert_load, with_experts_spread
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weights import ExpertsSources
+from penstock.core.checkpoint.weights.decoder import ExpertsSources
 from penstock.core.config import ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.ranks import Place

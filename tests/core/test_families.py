@@ -9,12 +9,12 @@ import pytest
 
 from penstock.core.checkpoint import families
 from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint, LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import Checkpoint, LoadError
 from penstock.core.config.options import ConfigError
 
 SIZES = {

@@ -17,9 +17,9 @@ import pytest
 import structlog
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.hub import _Progress
-from penstock.core.checkpoint.located import located
-from penstock.core.checkpoint.registry import open_model, served_model_names
+from penstock.core.checkpoint.finding.hub import _Progress
+from penstock.core.checkpoint.finding.located import located
+from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.config import Config, ConfigError, ModelOptions
 from tests.core.fake_hub import COMMIT, FakeHub
 from tests.core.gguf.written import add_model, write
@@ -242,7 +242,7 @@ def test_a_disk_without_room(hub: FakeHub, source: Path, tmp_path: Path, monkeyp
     assert not weights(source) & set(hub.fetched())
     del hub.claimed_size[max(weights(source))]
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("penstock.core.checkpoint.hub.shutil.disk_usage", lambda path: usage(1 << 20))
+    monkeypatch.setattr("penstock.core.checkpoint.finding.hub.shutil.disk_usage", lambda path: usage(1 << 20))
     assert "not enough disk space" in refusal(tmp_path, hub.url)
 
 
@@ -255,8 +255,8 @@ def test_a_cache_that_is_not_ours(hub: FakeHub, tmp_path: Path) -> None:
 def test_progress_is_told(
     hub: FakeHub, tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.core.checkpoint.hub._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.core.checkpoint.hub._WORTH_TELLING", 0)
+    monkeypatch.setattr("penstock.core.checkpoint.finding.hub._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.core.checkpoint.finding.hub._WORTH_TELLING", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     with structlog.testing.capture_logs() as logged:
         find(tmp_path, hub.url)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, positions_seen
+from penstock.core.checkpoint.description.decoder import Decoder, positions_seen
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.cli.plan import main

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Decoder, Experts
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from tests.core.published_models import PUBLISHED, Published
 
 _BF16 = 2

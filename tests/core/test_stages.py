@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from bench.shapes_folder import shape_folder
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Attention, Decoder
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.quantization import with_quantization
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.shards.stages import most_stages, stage_costs, stage_ranges, stage_shares
 from penstock.core.config import Config, ConfigError, WorkerOptions
 from penstock.core.config.groups.parallel import ParallelOptions

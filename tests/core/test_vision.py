@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.config.options import ConfigError
 

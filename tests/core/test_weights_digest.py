@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from penstock.core.checkpoint import weights_digest as module
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import StoredTensor
-from penstock.core.checkpoint.weights_digest import weights_digest
+from penstock.core.checkpoint.files import weights_digest as module
+from penstock.core.checkpoint.files.source import StoredTensor
+from penstock.core.checkpoint.files.weights_digest import weights_digest
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 
 
 def stored(data: bytes, shape: tuple[int, ...] = (), dtype: str = "U8") -> StoredTensor:

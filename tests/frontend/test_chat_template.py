@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.text.tokenizer import StreamDetokenizer, TextTokenizer, load_tokenizer, spelling_kind
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import chat, chat_text, events

@@ -13,7 +13,7 @@ from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
 from penstock.core.checkpoint.embeddings import embeddings_of
-from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
 from penstock.core.config import ConfigError, FrontendOptions
 from penstock.ipc.messages import AddRequest, Pooling
 from tests.frontend.fake_scheduler import Script, prompt_ids

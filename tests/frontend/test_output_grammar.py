@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.text.chat_template import Chat, ChatTemplate, ValidConversation
 from penstock.frontend.text.child import SpecialTexts, render, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of

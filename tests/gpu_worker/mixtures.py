@@ -19,7 +19,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from penstock.core.checkpoint.decoder import DenseMLP, Experts, Router
+from penstock.core.checkpoint.description.decoder import DenseMLP, Experts, Router
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.linear import PlainExperts, PlainLinear

@@ -18,7 +18,7 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.trees import DraftTree, first_path, path_table, positions_of, without_trees
 from penstock.ipc.messages import SamplingParams
-from penstock.kernels.paged_attention_cpu import NO_PATH
+from penstock.kernels.attention.paged_attention_cpu import NO_PATH
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.parsing.decoders import decoder_family
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.attention import UNROTATED, Rotation
@@ -32,12 +32,12 @@ from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.activation import Activation
-from penstock.kernels.kv_quantization import KVScales
+from penstock.kernels.attention.kv_quantization import KVScales
+from penstock.kernels.attention.paged_attention import paged_attention_reference
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms, qk_norm_rope_write_reference
 from penstock.kernels.native.build import BuildError
 from penstock.kernels.native.build import build as build_library
 from penstock.kernels.native.library import Library, PackedLinear
-from penstock.kernels.paged_attention import paged_attention_reference
-from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write_reference
 from tests.gpu_worker.checkpoints import VOCAB_SIZE, attention_of, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.kernels.test_native import _TINY, World, dense_config, weights, whole

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from penstock import LLM, SamplingParams
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.planning.quantized_bytes import quantized_bytes
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading import loader
@@ -164,7 +164,7 @@ def test_opening_a_file_needs_no_torch(tmp_path: Path) -> None:
     path, _ = write_pair(tmp_path, _Q4_K_M)
     code = (
         "import sys; from pathlib import Path; from penstock.core.checkpoint.check import check_checkpoint; "
-        "from penstock.core.checkpoint.registry import open_checkpoint; "
+        "from penstock.core.checkpoint.finding.registry import open_checkpoint; "
         f"check_checkpoint(open_checkpoint(Path({str(path)!r}))); "
         "assert not {'torch', 'transformers', 'gguf'} & set(sys.modules)"
     )

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.core.checkpoint import grammar_tokens as grammar_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars import store as grammar_store
 from penstock.gpu_worker.grammars.row import GrammarRow

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from torch import Tensor
 
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.open import choose_dtype, open_device

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.checkpoint.decoder import LatentAttention, Norm
-from penstock.core.checkpoint.model_config import KVShape
+from penstock.core.checkpoint.description.decoder import LatentAttention, Norm
+from penstock.core.checkpoint.description.model_config import KVShape
 from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import MemoryUse

@@ -16,12 +16,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weight_sources import Ranges
+from penstock.core.checkpoint.weights.sources import Ranges
 from penstock.core.config import ConfigError
 from penstock.core.config.ranks import Place
 from penstock.gpu_worker.devices.cpu import CpuDevice

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Activation,
     Attention,
     Decoder,
@@ -19,7 +19,7 @@ from penstock.core.checkpoint.decoder import (
     QueryGrowth,
     Router,
 )
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel

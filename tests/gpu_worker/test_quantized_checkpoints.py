@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import LoadError
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
 from penstock.gpu_worker.models.decoder import DecoderModel

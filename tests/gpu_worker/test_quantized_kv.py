@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.config.options import ModelImpl
 from penstock.core.planning.costs import kv_head_bytes
@@ -19,7 +19,7 @@ from penstock.core.scheduling import disk_moves
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, page_bytes, page_groups
 from penstock.ipc.messages import SamplingParams
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

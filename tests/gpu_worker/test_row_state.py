@@ -7,7 +7,7 @@ import torch
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
-from penstock.kernels.sampling import SamplingNeeds, sample
+from penstock.kernels.sampling.sampling import SamplingNeeds, sample
 
 PLAIN = SamplingParams(max_tokens=9, temperature=0.0)
 

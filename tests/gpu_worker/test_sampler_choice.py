@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.source import Checkpoint as Source
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint as Source
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.decoder import DecoderModel

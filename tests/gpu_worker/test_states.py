@@ -7,7 +7,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.state_limits import check_states
 from penstock.core.config import Config, ConfigError

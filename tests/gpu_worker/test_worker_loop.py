@@ -14,7 +14,7 @@ import pytest
 import structlog
 from torch import Tensor
 
-from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.images.store import EmbeddingStore

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 from tests.e2e.checkpoints import make_checkpoint

@@ -13,8 +13,8 @@ import psutil
 import zmq
 from prometheus_client import CollectorRegistry
 
-from penstock.core.checkpoint.registry import open_model
-from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.files.source import fingerprint
+from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.flags import config_from

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention_cpu import first_seen
+from penstock.kernels.attention.paged_attention_cpu import first_seen
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.kv_quantization import PageLayout
+from penstock.kernels.attention.kv_quantization import PageLayout
+from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native import build
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts, routing_struct
 from penstock.kernels.native.library import UNIT, Library, PackedLinear
 from penstock.kernels.native.pool import kv_kind
-from penstock.kernels.routing import Routing
 
 
 def load_library(num_threads: int) -> Library:

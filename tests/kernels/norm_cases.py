@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms
 from penstock.kernels.norms import NormWeights
-from penstock.kernels.qk_norm_rope_write import QKNorms
 
 NORMS = ("llama", "gemma", "bare", "layer", "layer without bias", "bare layer", "fp32 layer")
 

@@ -7,7 +7,7 @@ from penstock.kernels.activation import Activation
 from penstock.kernels.quantized.device_weight import DeviceWeight, pack_for_device
 from penstock.kernels.quantized.inputs import RoundedInputs
 from penstock.kernels.quantized.weight import InputRounding
-from penstock.kernels.triton.experts import group_rows_triton
+from penstock.kernels.triton.experts.experts import group_rows_triton
 from penstock.kernels.triton.quantized.inputs import round_inputs_triton
 from penstock.kernels.triton.quantized.linear import grouped_quantized_linear_triton, quantized_linear_triton
 from penstock.kernels.triton.quantized.rows import quantized_rows_triton

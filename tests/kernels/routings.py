@@ -1,6 +1,6 @@
 """The ways in which published mixtures choose experts."""
 
-from penstock.kernels.routing import Routing
+from penstock.kernels.experts.routing import Routing
 
 ROUTINGS = {
     "softmax": Routing(top_k=4),

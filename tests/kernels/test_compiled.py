@@ -17,24 +17,24 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms
+from penstock.kernels.experts.routing import Routing
 from penstock.kernels.norms import NormWeights
-from penstock.kernels.qk_norm_rope_write import QKNorms
-from penstock.kernels.routing import Routing
-from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.attention import paged_attention
-from penstock.kernels.triton.copy_pages import copy_pages_triton
-from penstock.kernels.triton.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
+from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
+from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.experts.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
+from penstock.kernels.triton.experts.routing import route_triton
 from penstock.kernels.triton.latents import attention as latent_attention
 from penstock.kernels.triton.latents import expanded as latent_expanded
 from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
-from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.quantized import linear as quantized_linear
-from penstock.kernels.triton.routing import route_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton

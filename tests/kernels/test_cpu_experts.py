@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.experts import (
+from penstock.kernels.experts.experts import (
     SortedRows,
     group_rows,
     grouped_linear,
@@ -12,7 +12,7 @@ from penstock.kernels.experts import (
     sum_of_experts,
     sum_of_experts_reference,
 )
-from penstock.kernels.held_experts import held_experts
+from penstock.kernels.experts.held_experts import held_experts
 from tests.kernels.tolerances import assert_near
 
 E, K = 6, 3

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import paged_attention_cpu
 from penstock.kernels.activation import (
     ActivationKind,
     activation,
@@ -16,18 +15,19 @@ from penstock.kernels.activation import (
     gated_activation,
     gated_activation_reference,
 )
-from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
-from penstock.kernels.norms import NormWeights, add_norm, add_norm_reference, norm, norm_reference
-from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
-from penstock.kernels.paged_attention_cpu import first_seen
-from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
-from penstock.kernels.qk_norm_rope_write import (
+from penstock.kernels.attention import paged_attention_cpu
+from penstock.kernels.attention.copy_pages import copy_pages, copy_pages_reference
+from penstock.kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from penstock.kernels.attention.paged_attention_cpu import first_seen
+from penstock.kernels.attention.qk_norm_rope_write import (
     qk_norm_rope_write,
     qk_norm_rope_write_cpu,
     qk_norm_rope_write_reference,
     query_growth,
     slot_cells,
 )
+from penstock.kernels.norms import NormWeights, add_norm, add_norm_reference, norm, norm_reference
+from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
 from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
 from tests.kernels.pairs import every
 

@@ -10,9 +10,16 @@ from torch import Tensor
 
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeSampler
-from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
-from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SamplingNeeds, SamplingState, sample, sample_reference
-from penstock.kernels.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
+from penstock.kernels.sampling.philox import gumbel_from_words, philox_reference, philox_words
+from penstock.kernels.sampling.sampling import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    SamplingNeeds,
+    SamplingState,
+    sample,
+    sample_reference,
+)
+from penstock.kernels.sampling.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
 
 ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
 Draw = Callable[[Tensor, Tensor, Tensor, SamplingState, SamplingNeeds], Tensor]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.kernels.kv_quantization import (
+from penstock.kernels.attention.kv_quantization import (
     KV_FORMATS,
     PageLayout,
     Quantized,

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from penstock.kernels import latent_attention as kernels
-from penstock.kernels import paged_attention_cpu
-from penstock.kernels.latent_attention import (
+from penstock.kernels.attention import paged_attention_cpu
+from penstock.kernels.latents import attention as kernels
+from penstock.kernels.latents.attention import (
     expanded_attention,
     expanded_attention_reference,
     expanding_pays,
     latent_attention,
     latent_attention_reference,
 )
-from penstock.kernels.latent_write import latent_write, latent_write_reference
+from penstock.kernels.latents.write import latent_write, latent_write_reference
 from tests.kernels.latent_cases import Lens, bounds_of, expanded_inputs, latent_inputs, starts_of
 from tests.kernels.tolerances import assert_near
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_quantization import (
+from penstock.kernels.attention.kv_quantization import (
     KV_FORMATS,
     KVFormat,
     PageLayout,
@@ -16,8 +16,8 @@ from penstock.kernels.kv_quantization import (
     quantize,
     write_quantized,
 )
+from penstock.kernels.attention.paged_attention_cpu import first_seen
 from penstock.kernels.native.library import Library
-from penstock.kernels.paged_attention_cpu import first_seen
 from tests.kernels.native_library import load_library, native_attention
 from tests.kernels.pairs import every
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.activation import ActivationKind, activation_reference, gated_activation_reference
-from penstock.kernels.held_experts import HeldExperts, held_experts
+from penstock.kernels.experts.held_experts import HeldExperts, held_experts
+from penstock.kernels.experts.routing import Routing, route_reference
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
-from penstock.kernels.native.program import ACTIVATIONS
-from penstock.kernels.routing import Routing, route_reference
+from penstock.kernels.native.program.builder import ACTIVATIONS
 from tests.kernels.native_library import load_library, native_experts, native_route
 from tests.kernels.routings import ROUTINGS
 

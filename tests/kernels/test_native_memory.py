@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeSampler
-from penstock.kernels.sampling import SamplingNeeds, sample
+from penstock.kernels.sampling.sampling import SamplingNeeds, sample
 from tests.faults.soak import sized
 from tests.kernels.test_cpu_sampling import make_state
 from tests.kernels.test_native import World, dense_config, in_chunks, weights

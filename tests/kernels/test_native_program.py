@@ -10,21 +10,14 @@ from torch.nn import functional
 
 from penstock.gpu_worker.state.kv_pool import LayerPages
 from penstock.kernels.activation import ActivationKind, activation, gated_activation
-from penstock.kernels.kv_quantization import KV_FORMATS, KVScales, PageLayout, write_quantized
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, KVScales, PageLayout, write_quantized
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms, slot_cells
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
-from penstock.kernels.native.program import (
-    ACTIVATIONS,
-    GroupPages,
-    HeadShape,
-    Program,
-    ProgramBuilder,
-    QueryGrowth,
-    RotaryTable,
-)
+from penstock.kernels.native.program.builder import ACTIVATIONS, HeadShape, ProgramBuilder, QueryGrowth
+from penstock.kernels.native.program.program import GroupPages, Program, RotaryTable
 from penstock.kernels.native.recurrent import Part, open_gates
 from penstock.kernels.norms import NormWeights, norm_cpu
-from penstock.kernels.qk_norm_rope_write import QKNorms, slot_cells
 from penstock.kernels.quantized.weight import dequantized
 from tests.kernels.native_library import load_library
 from tests.kernels.quantized_cases import FORMATS

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
-from penstock.kernels.native.program import ACTIVATIONS
+from penstock.kernels.native.program.builder import ACTIVATIONS
 from penstock.kernels.native.quantized.layout import SCALE_TYPES
 from penstock.kernels.quantized.inputs import as_floats, round_inputs
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight, dequantized
-from penstock.kernels.routing import Routing
 from tests.kernels.native_library import load_library, native_experts, native_linear, native_route
 from tests.kernels.quantized_cases import LAYOUTS
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.quantized.inputs import as_floats, round_inputs_reference
 from penstock.kernels.quantized.weight import QuantizedWeight, dequantized
-from penstock.kernels.routing import Routing
 from tests.kernels.native_library import load_library, native_experts, native_linear
 from tests.kernels.quantized_cases import FORMATS, LAYOUTS, exact_product
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
-from penstock.kernels.native.program import Program, ProgramBuilder
+from penstock.kernels.native.program.builder import ProgramBuilder
+from penstock.kernels.native.program.program import Program
 from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.native.ranks.memory import MAX_RANKS, NotHereError, RankMemory
 from tests.faults.soak import sized

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.kernels.activation import Activation
-from penstock.kernels.experts import group_rows
+from penstock.kernels.experts.experts import group_rows
 from penstock.kernels.quantized import device_weight, linear
 from penstock.kernels.quantized.device_weight import pack_experts_for_device, unpacked
 from penstock.kernels.quantized.inputs import as_floats, round_inputs

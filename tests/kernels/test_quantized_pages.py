@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import paged_attention_cpu
-from penstock.kernels.kv_quantization import KV_FORMATS, KVScales, PageLayout, read_quantized, write_quantized
-from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_reference
+from penstock.kernels.attention import paged_attention_cpu
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, KVScales, PageLayout, read_quantized, write_quantized
+from penstock.kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from penstock.kernels.attention.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_reference
 from tests.kernels.norm_cases import QK_CASES, QKCase, make_qk_inputs
 from tests.kernels.pairs import every
 

@@ -20,7 +20,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from penstock.kernels.routing import Routing, route, route_reference
+from penstock.kernels.experts.routing import Routing, route, route_reference
 from tests.kernels.routings import ROUTINGS
 
 E, H, T = 24, 32, 50

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.token_masks import mask_tokens, mask_tokens_cpu, mask_tokens_gpu, mask_tokens_reference
+from penstock.kernels.sampling.token_masks import mask_tokens, mask_tokens_cpu, mask_tokens_gpu, mask_tokens_reference
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])

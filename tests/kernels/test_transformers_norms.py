@@ -19,8 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.stablelm.modeling_stablelm import StableLmLayerNormPerHead
 
 from penstock.kernels.activation import ActivationKind, activation, gated_activation
+from penstock.kernels.attention.qk_norm_rope_write import query_growth
 from penstock.kernels.norms import NormWeights, norm_cpu
-from penstock.kernels.qk_norm_rope_write import query_growth
 
 WIDTH, HEADS, EPS = 48, 3, 1e-5
 ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], NormWeights]]] = {

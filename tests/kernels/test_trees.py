@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
-from penstock.kernels.move_positions import move_positions, move_positions_reference
-from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.move_positions import move_positions, move_positions_reference
+from penstock.kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.launched.test_quantized_kv import quantized_pages
 from tests.kernels.native_library import load_library, native_attention

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention_cpu import NO_PATH
+from penstock.kernels.attention.paged_attention_cpu import NO_PATH
 
 
 class Nodes(NamedTuple):

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.drafts import eagle, eagle3, medusa, mtp
 from penstock.core.checkpoint.drafts.draft_model import check_draft_model
 from penstock.core.checkpoint.drafts.head import TOKEN_OFFSETS, DraftHead, head_shapes
 from penstock.core.checkpoint.drafts.medusa import Medusa, medusa_shapes
 from penstock.core.checkpoint.drafts.tensors import check_token_ids, head_tensors
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.located import find_local
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.registry import demo_path, open_checkpoint, open_model
-from penstock.core.checkpoint.source import Checkpoint, StoredTensor
+from penstock.core.checkpoint.files.source import Checkpoint, StoredTensor
+from penstock.core.checkpoint.finding.located import find_local
+from penstock.core.checkpoint.finding.registry import demo_path, open_checkpoint, open_model
 from penstock.core.config.options import Config, ConfigError
 from penstock.core.config.speculative import SpeculativeConfig, speculative_config
 from penstock.core.config.token_trees import token_tree

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint, open_model
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.registry import open_checkpoint, open_model
-from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config.options import Config, ConfigError
 from penstock.core.config.speculative import SpeculativeConfig
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, Entry, Norm
+from penstock.core.checkpoint.description.decoder import Decoder, Entry, Norm
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.drafts.head import TOKEN_OFFSETS, DraftHead
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.names import Names
-from penstock.core.checkpoint.source import StoredTensor
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 LAYERS_OF = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

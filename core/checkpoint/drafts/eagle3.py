@@ -8,12 +8,12 @@ next token), hidden_norm(projected inputs)].
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.checkpoint.decoder import Decoder, Entry
+from penstock.core.checkpoint.description.decoder import Decoder, Entry
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.drafts.eagle import from_entry, layers_of
 from penstock.core.checkpoint.drafts.head import TOKEN_OFFSETS, DraftHead
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 IGNORED = ("t2d", "rotary_emb.", "layers.0.self_attn.rotary_emb.")

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.core.checkpoint.decoder import Decoder, Norm
+from penstock.core.checkpoint.description.decoder import Decoder, Norm
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.weight_sources import LinearSource, NormSource, Source
-from penstock.core.checkpoint.weights import DecoderSources, decoder_sources, stored_tensors
+from penstock.core.checkpoint.weights.decoder import DecoderSources, decoder_sources, stored_tensors
+from penstock.core.checkpoint.weights.sources import LinearSource, NormSource, Source
 
 TOKEN_OFFSETS = "d2t"
 

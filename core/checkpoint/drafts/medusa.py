@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import StoredTensor
-from penstock.core.checkpoint.weight_sources import LinearSource, Source
-from penstock.core.checkpoint.weights import stored_tensors
+from penstock.core.checkpoint.weights.decoder import stored_tensors
+from penstock.core.checkpoint.weights.sources import LinearSource, Source
 from penstock.core.config.options import ConfigError
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")

@@ -7,7 +7,7 @@ model's, though checkpoints repeat them.
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, Entry, Norm
+from penstock.core.checkpoint.description.decoder import Decoder, Entry, Norm
 from penstock.core.checkpoint.drafts.head import DraftHead
 from penstock.core.config.options import ConfigError
 

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Mapping
 
 from penstock.core.checkpoint.check import ModelTensors
+from penstock.core.checkpoint.files.source import LoadError, StoredTensor
 from penstock.core.checkpoint.formats.format import FLOATS, Shape
-from penstock.core.checkpoint.source import LoadError, StoredTensor
 
 _MOST_NAMED = 3
 _INTEGERS = {"I64": "q", "I32": "i"}

@@ -3,7 +3,7 @@
 config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
 """
 
-from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
 from penstock.core.checkpoint.parsing.family import Family
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Activation,
     Decoder,
     DenseMLP,
@@ -13,7 +13,7 @@ from penstock.core.checkpoint.decoder import (
     Norm,
     Router,
 )
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.family import NotDescribed
 from penstock.core.checkpoint.parsing.json_fields import JsonFields

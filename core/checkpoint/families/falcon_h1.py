@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm, SideBySide
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Layer, Norm, SideBySide
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.family import NotDescribed
 from penstock.core.checkpoint.parsing.json_fields import JsonFields

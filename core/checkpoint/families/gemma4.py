@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Activation,
     Attention,
     BesideMLP,
@@ -19,7 +19,7 @@ from penstock.core.checkpoint.decoder import (
     Norm,
     Router,
 )
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.rope import RopeConfig, parse_rope, rope_settings

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.rope import parse_rope, rope_settings

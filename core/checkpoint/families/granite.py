@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.recurrent import kinds_of_layers, mamba2

@@ -5,8 +5,17 @@ In the other layers, published models attend within chunks of 8192 positions.
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, QueryGrowth, Router
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import (
+    Attention,
+    Decoder,
+    DenseMLP,
+    Experts,
+    Layer,
+    Norm,
+    QueryGrowth,
+    Router,
+)
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.rope import parse_rope

@@ -1,11 +1,11 @@
 """Mamba 2 alone: no attention, no MLPs, no positions."""
 
-from penstock.core.checkpoint.decoder import Decoder, Layer, Norm
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, Layer, Norm
+from penstock.core.checkpoint.description.names import Names
+from penstock.core.checkpoint.description.recurrent import Mamba2
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.recurrent import conv_width, dt_limits, refuse_groups
-from penstock.core.checkpoint.recurrent import Mamba2
 from penstock.core.config.options import ConfigError
 
 _LONGEST = 1 << 20

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.description.decoder import Decoder, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.families import mixtral
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields

@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Experts, Layer, Norm
+from penstock.core.checkpoint.description.names import Names
+from penstock.core.checkpoint.description.recurrent import Mamba2
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.family import NotDescribed
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
 from penstock.core.checkpoint.parsing.recurrent import conv_width, refuse_groups
-from penstock.core.checkpoint.recurrent import Mamba2
 from penstock.core.config.options import ConfigError
 
 _NAMES = Names(

@@ -5,8 +5,8 @@ In OLMo 3 three layers of four attend to a window, and only the others have scal
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Layer, Norm
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.rope import parse_rope, rope_settings

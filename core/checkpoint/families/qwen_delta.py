@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.description.names import Names
+from penstock.core.checkpoint.description.recurrent import GatedDelta
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.recurrent import conv_width, kinds_of_layers, refuse_groups
 from penstock.core.checkpoint.parsing.rope import parse_rope
-from penstock.core.checkpoint.recurrent import GatedDelta
 
 _GROUPED = Names(
     recurrent_in=("linear_attn.in_proj_qkvz",),

@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.families.bamba import BAMBA
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.cohere import COHERE
@@ -44,7 +45,6 @@ from penstock.core.checkpoint.families.starcoder import STARCODER
 from penstock.core.checkpoint.formats.format import unsupported
 from penstock.core.checkpoint.formats.kv_scales import kv_scale_type
 from penstock.core.checkpoint.formats.registry import quantization_of
-from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
 from penstock.core.checkpoint.parsing.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.parsing.family import Family, NotDescribed, Shape

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
+from penstock.core.checkpoint.description.decoder import Decoder, DenseMLP, Layer, Norm
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.rope import parse_rope

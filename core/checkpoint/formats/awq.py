@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.formats.format import (
     FLOATS,
     INPUTS,
@@ -15,7 +16,6 @@ from penstock.core.checkpoint.formats.format import (
 )
 from penstock.core.checkpoint.formats.modules import KeptModules, along_groups, num_groups, num_words, stem_of
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import LoadError
 from penstock.core.config.options import ConfigError
 
 SUPPORTED = "AWQ of 4 bits in the layout gemm"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.formats.format import ITEMS, OUTPUTS, Along, Part, QuantizationMethod, Shape
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import LoadError
 
 BLOCK = 32
 

@@ -4,15 +4,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.gguf.architectures import Architecture, architecture_of, config_fields
 from penstock.core.checkpoint.gguf.block_types import FLOATS
 from penstock.core.checkpoint.gguf.container import Container, read_container
 from penstock.core.checkpoint.gguf.keys import Keys
 from penstock.core.checkpoint.gguf.tensors import transformers_tensors
 from penstock.core.checkpoint.gguf.tokenizer import GGUFTokenizer
-from penstock.core.checkpoint.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 

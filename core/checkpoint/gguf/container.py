@@ -16,9 +16,9 @@ from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+from penstock.core.checkpoint.files.source import Incomplete, LoadError, StoredTensor
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES, BY_NUMBER, FLOATS, UNREAD
 from penstock.core.checkpoint.parsing.json_fields import shown
-from penstock.core.checkpoint.source import Incomplete, LoadError, StoredTensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

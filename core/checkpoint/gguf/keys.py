@@ -4,9 +4,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.gguf.block_types import FLOATS
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import StoredTensor
 from penstock.core.config.options import ConfigError
 
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, Experts
+from penstock.core.checkpoint.description.names import Names
+from penstock.core.checkpoint.files.source import StoredTensor
 from penstock.core.checkpoint.gguf.architectures import Architecture
 from penstock.core.checkpoint.gguf.block_types import FLOATS
-from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.source import StoredTensor
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

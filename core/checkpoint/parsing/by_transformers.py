@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
 from penstock.core.checkpoint.parsing.decoders import dtype
 from penstock.core.checkpoint.parsing.family import Family
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown

@@ -5,11 +5,11 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.description.decoder import Activation, Attention, Decoder, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.description.names import Names
 from penstock.core.checkpoint.parsing.family import Family
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
-from penstock.core.checkpoint.weights import decoder_matrices, decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_matrices, decoder_tensors
 from penstock.core.config.options import ConfigError
 
 MAX_LAYERS = 4096

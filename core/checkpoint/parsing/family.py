@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.config.options import ConfigError
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from penstock.core.checkpoint.description.recurrent import Mamba2
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
-from penstock.core.checkpoint.recurrent import Mamba2
 from penstock.core.config.options import ConfigError
 
 _KINDS = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from penstock.core.checkpoint.decoder import Range
-from penstock.core.checkpoint.weight_sources import WHOLE, Cut, LinearSource, NormSource, Ranges, Source
+from penstock.core.checkpoint.description.decoder import Range
+from penstock.core.checkpoint.weights.sources import WHOLE, Cut, LinearSource, NormSource, Ranges, Source
 
 
 def outputs_of(source: Source, chosen: Ranges) -> Source:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import BesideMLP, Decoder, Experts, Layer, Spread
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.decoder import BesideMLP, Decoder, Experts, Layer, Spread
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.shards.exchange import fewest_travelling_tokens
 from penstock.core.checkpoint.shards.placement import place_experts
 from penstock.core.config.groups.parallel import ParallelOptions

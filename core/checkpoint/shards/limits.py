@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
 from penstock.core.checkpoint.formats.format import LEAST_INPUT_GROUP, Inputs
 from penstock.core.checkpoint.shards.ranges import logit_width
 from penstock.core.checkpoint.shards.units import Units, stored_format, units_of

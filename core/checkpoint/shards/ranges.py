@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from penstock.core.checkpoint.decoder import Range
-from penstock.core.checkpoint.weight_sources import Ranges
+from penstock.core.checkpoint.description.decoder import Range
+from penstock.core.checkpoint.weights.sources import Ranges
 
 _VOCAB_UNIT = 8
 """Rows of the vocabulary that stay together: quantized formats pack this many into words, and it suits products."""

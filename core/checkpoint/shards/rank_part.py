@@ -1,7 +1,7 @@
 """A rank's part of a model, from the options that all ranks have."""
 
-from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.shards.experts import with_experts_spread
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.shards.stages import stage_ranges

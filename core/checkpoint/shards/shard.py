@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Attention,
     BesideMLP,
     Decoder,
@@ -13,8 +13,8 @@ from penstock.core.checkpoint.decoder import (
     Range,
     Shard,
 )
+from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.shards.limits import refuse_split
 from penstock.core.checkpoint.shards.ranges import even_part, kv_part, part_in_units, vocab_part
 from penstock.core.checkpoint.shards.units import Units, units_of

@@ -1,13 +1,12 @@
 """Where a rank's weights are: the whole model's sources, cut."""
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
 from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.shards.cuts import columns, inputs_of, items_of, norm_part, outputs_of, rows
 from penstock.core.checkpoint.shards.ranges import times
 from penstock.core.checkpoint.shards.shard import heads_of, inner_of
 from penstock.core.checkpoint.shards.units import Units, units_of
-from penstock.core.checkpoint.weight_sources import LinearSource, Ranges
-from penstock.core.checkpoint.weights import (
+from penstock.core.checkpoint.weights.decoder import (
     AttentionSources,
     DecoderSources,
     ExpertsSources,
@@ -18,6 +17,7 @@ from penstock.core.checkpoint.weights import (
     decoder_sources,
     stored_tensors,
 )
+from penstock.core.checkpoint.weights.sources import LinearSource, Ranges
 from penstock.core.config.ranks import Place
 
 

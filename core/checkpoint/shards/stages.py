@@ -8,7 +8,7 @@ bound by memory, on GPUs and CPUs alike. Other work is added as an estimated num
 from collections.abc import Sequence
 from functools import cache
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, Experts
 from penstock.core.checkpoint.product_bytes import FLOAT_BYTES, product_bytes
 from penstock.core.config.options import ConfigError
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.formats.format import MatrixFormat, unit
 from penstock.core.checkpoint.formats.made import MadeAtLoad
 

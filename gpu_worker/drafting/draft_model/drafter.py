@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import PromptClasses
+from penstock.core.checkpoint.description.model_config import PromptClasses
 from penstock.gpu_worker.devices.device import Device, Graphs, IntArray
 from penstock.gpu_worker.drafting.draft_model.validity import Validity
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits

@@ -6,8 +6,8 @@ from pathlib import Path
 import structlog
 
 from penstock.core.checkpoint.drafts.draft_model import draft_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.devices.open import choose_dtype
@@ -17,7 +17,7 @@ from penstock.gpu_worker.drafting.target import Computed, Prepared, Target
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.state.kv_pool import KVType, kv_name, one_group
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
-from penstock.kernels.native.chain import Kept, Output
+from penstock.kernels.native.program.chain import Kept, Output
 
 NUM_KEPT = 64
 """The last positions of a row whose hidden states are kept: guesses may pause for so long without a gap."""

@@ -9,7 +9,7 @@ from penstock.gpu_worker.drafting.pages import uncounted
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.kernels.native.chain import HeadChain, Kept, Output
+from penstock.kernels.native.program.chain import HeadChain, Kept, Output
 from penstock.kernels.norms import NormWeights, norm
 from penstock.kernels.prepare_inputs import prepare_inputs
 

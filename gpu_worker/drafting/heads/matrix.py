@@ -4,7 +4,8 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.native.library import Library
-from penstock.kernels.native.program import Program, ProgramBuilder
+from penstock.kernels.native.program.builder import ProgramBuilder
+from penstock.kernels.native.program.program import Program
 
 
 class Matrix:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.check import ModelTensors
 from penstock.core.checkpoint.drafts.medusa import Medusa
-from penstock.core.checkpoint.weight_sources import LinearSource
+from penstock.core.checkpoint.weights.sources import LinearSource
 from penstock.core.config.token_trees import TokenPath, parents_of
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits

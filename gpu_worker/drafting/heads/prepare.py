@@ -1,7 +1,7 @@
 """Heads that take hidden states: from their checkpoints to drafters."""
 
 from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.drafts.check import find_head
 from penstock.core.checkpoint.drafts.head import DraftHead
 from penstock.core.checkpoint.drafts.medusa import Medusa

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.check import ModelTensors
 from penstock.core.checkpoint.drafts.head import TOKEN_OFFSETS, DraftHead, head_sources
-from penstock.core.checkpoint.weight_sources import LinearSource
+from penstock.core.checkpoint.weights.sources import LinearSource
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.drafting.heads.matrix import Matrix, TokenMap
 from penstock.gpu_worker.drafting.target import Target

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Entry
+from penstock.core.checkpoint.description.decoder import Entry
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.norms import NormWeights, norm

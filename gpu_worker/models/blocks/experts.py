@@ -4,17 +4,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Experts, Router
+from penstock.core.checkpoint.description.decoder import Experts, Router
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.linear import ExpertLinear, Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.activation import Activation
-from penstock.kernels.experts import group_rows, sum_of_experts
-from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.experts.experts import group_rows, sum_of_experts
+from penstock.kernels.experts.held_experts import HeldExperts
+from penstock.kernels.experts.routing import Routing, route
 from penstock.kernels.norms import NormWeights, norm
-from penstock.kernels.routing import Routing, route
 
 
 class ExpertsBlock(NamedTuple):

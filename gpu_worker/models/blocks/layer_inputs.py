@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import LayerInputs
+from penstock.core.checkpoint.description.decoder import LayerInputs
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import activation

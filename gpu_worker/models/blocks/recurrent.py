@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import SideBySide
-from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.core.checkpoint.description.decoder import SideBySide
+from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import QueryGrowth
+from penstock.core.checkpoint.description.decoder import QueryGrowth
 from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.models.attention import Attention, Rotation
 from penstock.gpu_worker.models.latent_attention import LatentPages

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock, turns_of
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.parallel.ranks import Ranks
-from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.experts.held_experts import HeldExperts
 
 
 class TravellingExperts(NamedTuple):

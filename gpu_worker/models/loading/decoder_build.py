@@ -6,7 +6,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import (
+from penstock.core.checkpoint.description.decoder import (
     Attention,
     BesideMLP,
     Decoder,
@@ -20,8 +20,7 @@ from penstock.core.checkpoint.decoder import (
     SideBySide,
 )
 from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weight_sources import LinearSource, NormSource, Source
-from penstock.core.checkpoint.weights import (
+from penstock.core.checkpoint.weights.decoder import (
     AttentionSources,
     BesideSources,
     DecoderSources,
@@ -33,6 +32,7 @@ from penstock.core.checkpoint.weights import (
     LayerTableSources,
     MLPSources,
 )
+from penstock.core.checkpoint.weights.sources import LinearSource, NormSource, Source
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
@@ -51,9 +51,9 @@ from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.models.native_program import lacking
 from penstock.gpu_worker.models.vocabulary import GatheredHead, SharedEmbedding, VocabularyPart, vocabulary_part
-from penstock.kernels.held_experts import HeldExperts, held_experts
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms
+from penstock.kernels.experts.held_experts import HeldExperts, held_experts
 from penstock.kernels.norms import NormWeights
-from penstock.kernels.qk_norm_rope_write import QKNorms
 
 log = structlog.get_logger()
 

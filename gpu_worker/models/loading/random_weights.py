@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.weight_sources import Ranges
+from penstock.core.checkpoint.weights.sources import Ranges
 
 _STD = 0.02
 _TILE = (1024, 2048)

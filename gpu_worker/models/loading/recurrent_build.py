@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.recurrent import Mamba2, Recurrent, ShortConv
-from penstock.core.checkpoint.recurrent_weights import RecurrentSources
-from penstock.core.checkpoint.weight_sources import Source
+from penstock.core.checkpoint.description.recurrent import Mamba2, Recurrent, ShortConv
+from penstock.core.checkpoint.weights.recurrent import RecurrentSources
+from penstock.core.checkpoint.weights.sources import Source
 from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.kernels.scan.causal_conv1d import ConvWeights

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.check import ModelTensors
+from penstock.core.checkpoint.files.source import LoadError, StoredTensor
 from penstock.core.checkpoint.formats.format import Part, Shape
-from penstock.core.checkpoint.source import LoadError, StoredTensor
-from penstock.core.checkpoint.weight_sources import WHOLE, Cut, Ranges
+from penstock.core.checkpoint.weights.sources import WHOLE, Cut, Ranges
 from penstock.gpu_worker.formats.part import decode_part
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import QuantizedWeight

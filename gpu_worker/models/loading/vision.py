@@ -16,7 +16,7 @@ from penstock.core.checkpoint.vision.tiles import (
     TileVision,
 )
 from penstock.core.checkpoint.vision.tower import PROJECTOR_PREFIX, TOWER_PREFIX, PatchMLP
-from penstock.core.checkpoint.weight_sources import Source
+from penstock.core.checkpoint.weights.sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.vision.grid import GridTower, Merger
 from penstock.gpu_worker.models.vision.patches import PatchTower, SquareMergeBlock

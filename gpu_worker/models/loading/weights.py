@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.source import Checkpoint
-from penstock.core.checkpoint.weight_sources import Cut, LinearSource, Ranges, Source
+from penstock.core.checkpoint.files.source import Checkpoint
+from penstock.core.checkpoint.weights.sources import Cut, LinearSource, Ranges, Source
 from penstock.gpu_worker.models.linear import (
     Embedding,
     ExpertLinear,
@@ -27,7 +27,7 @@ from penstock.gpu_worker.models.quantized import (
 )
 from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
-from penstock.kernels.kv_quantization import KVScales
+from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.native.library import Library
 from penstock.kernels.quantized.linear import pack_experts_for_device, pack_for_device
 from penstock.kernels.quantized.weight import QuantizedWeight, are_alike, dequantized, joined

@@ -13,8 +13,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "../team.h"
-#include "../vectors.h"
+#include "../machine/team.h"
+#include "../machine/vectors.h"
 #include "codes.h"
 
 namespace penstock {

@@ -1,12 +1,12 @@
-// Quantized keys and values, as kernels/kv_quantization.py describes them: how the bytes of a head at one position are
-// written, and how they are converted to floats.
+// Quantized keys and values, as kernels/attention/kv_quantization.py describes them: how the bytes of a head at one
+// position are written, and how they are converted to floats.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 
 namespace penstock {
 

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "../linear.h"
-#include "../memory.h"
+#include "../linear/linear.h"
+#include "../machine/memory.h"
 #include "../operations/heads.h"
 #include "attention.h"
 

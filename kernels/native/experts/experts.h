@@ -7,8 +7,8 @@
 
 #include <vector>
 
-#include "../linear.h"
-#include "../memory.h"
+#include "../linear/linear.h"
+#include "../machine/memory.h"
 #include "../operations/activations.h"
 #include "routing.h"
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native.library import LinearStruct, PackedLinear, address_of
-from penstock.kernels.routing import Routing
 
 if TYPE_CHECKING:
-    from penstock.kernels.held_experts import HeldExperts
+    from penstock.kernels.experts.held_experts import HeldExperts
 
 ROUTING_KINDS = ("softmax", "sigmoid", "top_softmax")  # as enum RoutingKind in routing.h
 

@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with which weights. The docstrings of `kernels/routing.py` give the rules.
+// Which experts a token goes to, and with which weights. The docstrings of `kernels/experts/routing.py` give the rules.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 
 namespace penstock {
 

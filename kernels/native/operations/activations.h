@@ -1,11 +1,11 @@
 // Activations of 16 floats.
 #pragma once
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 
 namespace penstock {
 
-enum Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };  // as ACTIVATIONS in program.py
+enum Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };  // as ACTIVATIONS in builder.py
 
 // x * sigmoid(y)
 inline Floats by_sigmoid(Floats x, Floats y) { return x / (1.0f + exp16(smaller(-y, splat(88.0f)))); }

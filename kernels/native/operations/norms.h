@@ -5,7 +5,7 @@
 
 namespace penstock {
 
-enum NormKind { kNoNorm, kRms, kLayerNorm };  // as NORM_KINDS in program.py
+enum NormKind { kNoNorm, kRms, kLayerNorm };  // as NORM_KINDS in builder.py
 
 struct NormWeights {  // as NormWeightsStruct in structs.py
   const float *weight, *bias;  // or null

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-enum Finish { kStore, kAdd, kActivate, kGate, kGateStored };  // as FINISHES in program.py
+enum Finish { kStore, kAdd, kActivate, kGate, kGateStored };  // as FINISHES in builder.py
 
 struct Product {  // as Product in structs.py
   Linear linear;

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "../linear.h"
+#include "../linear/linear.h"
 #include "widening.h"
 
 namespace penstock {

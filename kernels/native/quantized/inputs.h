@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "../linear.h"
+#include "../linear/linear.h"
 #include "layout.h"
 
 namespace penstock {

@@ -1,7 +1,7 @@
 // Sums of products of bytes. Integer sums are exact, so they are the same on every processor.
 #pragma once
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 #include "layout.h"
 
 #if defined(__AVX2__)

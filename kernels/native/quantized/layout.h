@@ -23,7 +23,7 @@
 
 #include <algorithm>
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 
 namespace penstock {
 

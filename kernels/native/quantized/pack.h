@@ -1,7 +1,7 @@
 // Packs quantized weights into the layout of layout.h.
 #pragma once
 
-#include "../pack.h"
+#include "../linear/pack.h"
 #include "layout.h"
 
 namespace penstock {

@@ -6,7 +6,7 @@
 // all tiles of tokens go through it. The order of a token's sums does not depend on other tokens.
 #pragma once
 
-#include "../linear.h"
+#include "../linear/linear.h"
 #include "alone.h"
 #include "inputs.h"
 #include "integers.h"

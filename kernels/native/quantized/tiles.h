@@ -3,7 +3,7 @@
 // The integer sums are those of `multiply_block`, and the same code scales them, so the bits are the same.
 #pragma once
 
-#include "../tiles.h"
+#include "../machine/tiles.h"
 #include "panels.h"
 
 namespace penstock {

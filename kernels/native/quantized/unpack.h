@@ -1,7 +1,7 @@
 // Unpacks quantized weights: each number as `dequantized` computes it.
 #pragma once
 
-#include "../pack.h"
+#include "../linear/pack.h"
 #include "widening.h"
 
 namespace penstock {

@@ -1,7 +1,7 @@
 // Quantized weights as floats.
 #pragma once
 
-#include "../fp8.h"
+#include "../machine/fp8.h"
 #include "layout.h"
 
 namespace penstock {

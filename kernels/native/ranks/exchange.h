@@ -8,9 +8,9 @@
 #include <cstring>
 #include <numeric>
 
-#include "../memory.h"
+#include "../machine/memory.h"
+#include "../machine/vectors.h"
 #include "../pass.h"
-#include "../vectors.h"
 #include "meeting.h"
 
 namespace penstock {

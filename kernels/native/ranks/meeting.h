@@ -14,7 +14,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "../team.h"
+#include "../machine/team.h"
 
 namespace penstock {
 

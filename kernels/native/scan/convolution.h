@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "../machine/vectors.h"
 #include "../operations/activations.h"
-#include "../vectors.h"
 
 namespace penstock {
 

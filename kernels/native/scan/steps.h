@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../vectors.h"
+#include "../machine/vectors.h"
 
 namespace penstock {
 

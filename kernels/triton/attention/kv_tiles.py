@@ -1,4 +1,4 @@
-"""Loads tiles of keys and values from pages of any format; `kernels/kv_quantization.py` has the formats.
+"""Loads tiles of keys and values from pages of any format; `kernels/attention/kv_quantization.py` has the formats.
 
 FORMAT is "" for pages of plain numbers, else the name of the format, or "fp8_e4m3_bits" on a GPU that cannot convert
 fp8_e4m3. Codes are converted exactly on every GPU. If a token has one scale, keys and values are not multiplied by it.
@@ -8,7 +8,7 @@ Instead, scores and weights are, since they are fewer.
 import triton
 import triton.language as tl
 
-from penstock.kernels.kv_quantization import GROUP, PageLayout
+from penstock.kernels.attention.kv_quantization import GROUP, PageLayout
 from penstock.kernels.triton.device import DeviceFacts, next_power_of_two
 
 IN_GROUP: tl.constexpr = tl.constexpr(GROUP)

@@ -1,4 +1,4 @@
-"""Quantizes heads of one position into pages, with the same bits as `quantize` in `kernels/kv_quantization.py`.
+"""Quantizes heads of one position into pages, with the bits of `quantize` in `kernels/attention/kv_quantization.py`.
 
 Numbers are rounded by integer operations and by sums instead of conversions, because GPUs differ in their conversions
 and in how these round. FORMAT is the name of a format.
@@ -7,7 +7,7 @@ and in how these round. FORMAT is the name of a format.
 import triton
 import triton.language as tl
 
-from penstock.kernels.kv_quantization import GROUP, LEAST_FP8_SCALE
+from penstock.kernels.attention.kv_quantization import GROUP, LEAST_FP8_SCALE
 
 IN_GROUP: tl.constexpr = tl.constexpr(GROUP)
 LEAST_FP8: tl.constexpr = tl.constexpr(LEAST_FP8_SCALE)

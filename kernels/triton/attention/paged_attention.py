@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_quantization import PageLayout
+from penstock.kernels.attention.kv_quantization import PageLayout
 from penstock.kernels.triton.attention.decode import combine_kernel, decode_kernel
 from penstock.kernels.triton.attention.kv_tiles import block_of_head, format_of
 from penstock.kernels.triton.attention.prefill import prefill_kernel
@@ -124,7 +124,7 @@ def paged_attention_triton(
     decode: DecodeTiles | None = None,
     prefill: PrefillTiles | None = None,
 ) -> Tensor:
-    """Attention of a ragged batch over pages; arguments as `penstock.kernels.paged_attention.paged_attention`.
+    """Attention of a ragged batch over pages; arguments as `kernels/attention/paged_attention.py` has them.
 
     `decode` and `prefill` override the rules above, for measurements and tests. The host does not synchronise, and the
     grids depend only on shapes, `max_query_len` and `max_seq_len`, so a captured graph serves shorter rows.

@@ -203,7 +203,7 @@ def latent_attention_triton(
     max_seq_len: int,
     tiles: LatentTiles | None = None,
 ) -> Tensor:
-    """Arguments and result as `penstock.kernels.latent_attention.latent_attention`.
+    """Arguments and result as `penstock.kernels.latents.attention.latent_attention`.
 
     `tiles` override the rule above, for measurements and tests. The host does not synchronise, and the grids depend
     only on shapes, `max_query_len` and `max_seq_len`, so a captured graph serves shorter rows.

@@ -162,7 +162,7 @@ def expanded_attention_triton(
     out: Tensor,
     tiles: ExpandedTiles | None = None,
 ) -> None:
-    """Arguments as `penstock.kernels.latent_attention.expanded_attention`; `tiles` override the rule above."""
+    """Arguments as `penstock.kernels.latents.attention.expanded_attention`; `tiles` override the rule above."""
     if q.shape[0] == 0:
         return
     num_rows, rope_dim, v_dim = query_start_loc.shape[0] - 1, rotated.shape[1], out.shape[2]

@@ -85,7 +85,7 @@ def latent_write_triton(
     pages: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """Arguments as `penstock.kernels.latent_write.latent_write`."""
+    """Arguments as `penstock.kernels.latents.write.latent_write`."""
     num_tokens, num_heads, dim = q.shape
     if not num_tokens:
         return

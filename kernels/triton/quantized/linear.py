@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.experts import BlockedRows
+from penstock.kernels.experts.experts import BlockedRows
 from penstock.kernels.quantized.device_weight import DeviceWeight
 from penstock.kernels.quantized.inputs import RoundedInputs
 from penstock.kernels.triton.device import ceil_div, device_facts
@@ -41,8 +41,8 @@ def quantized_linear_kernel(
 ):  # fmt: skip
     """Grid (B * ceil(N / BLOCK_N), splits): BLOCK_N outputs for one block of SIZE rows.
 
-    IS_GROUPED: rows and blocks as in `penstock.kernels.triton.experts`. OF_CODES: both sides are multiplied as they are
-    stored, else in the dtype WIDE. X_GROUP: inputs of a token that share a scale; 0: all.
+    IS_GROUPED: rows and blocks as in `kernels/triton/experts/experts.py`. OF_CODES: both sides are multiplied as they
+    are stored, else in the dtype WIDE. X_GROUP: inputs of a token that share a scale; 0: all.
     """
     num_tiles = tl.cdiv(num_outputs, BLOCK_N)
     together = TOGETHER * num_tiles

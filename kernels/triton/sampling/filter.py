@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import next_power_of_two
 
 

@@ -1,4 +1,4 @@
-"""Gumbel noise from Philox-4x32-10, by the convention of `penstock.kernels.philox`."""
+"""Gumbel noise from Philox-4x32-10, by the convention of `penstock.kernels.sampling.philox`."""
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.adjust import adjust_logits
 from penstock.kernels.triton.sampling.filter import filter_bounds, tempered
@@ -88,7 +88,7 @@ def pick_kernel(
 def sample_triton(
     logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds
 ) -> Tensor:
-    """Arguments as `penstock.kernels.sampling.sample`; returns int32 [S], without host synchronisation.
+    """Arguments as `penstock.kernels.sampling.sampling.sample`; returns int32 [S], without host synchronisation.
 
     Rows of `logits` must be contiguous. Dtypes other than fp32 are read directly unless some row's logits are edited.
     """

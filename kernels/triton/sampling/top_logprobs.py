@@ -72,7 +72,7 @@ def merge_best_kernel(
 
 
 def top_logprobs_triton(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results as `penstock.kernels.top_logprobs.top_logprobs`."""
+    """Arguments and results as `penstock.kernels.sampling.top_logprobs.top_logprobs`."""
     num_samples, vocab = logits.shape
     device = logits.device
     top = torch.empty((num_samples, num_top), dtype=torch.float32, device=device)

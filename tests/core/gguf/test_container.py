@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.gguf.container import Strings, gguf_models, read_container
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import LoadError
 from penstock.core.cli.__main__ import main
 from penstock.core.config import ConfigError
 from tests.core.broken_checkpoints import check_sentence

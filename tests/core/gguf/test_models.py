@@ -12,12 +12,12 @@ from torch import Tensor
 
 from docs import gguf_table
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.decoder import Decoder, LatentAttention
+from penstock.core.checkpoint.description.decoder import Decoder, LatentAttention
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.gguf.architectures import ARCHITECTURES
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.weight_sources import Source
-from penstock.core.checkpoint.weights import LatentSources, decoder_sources
+from penstock.core.checkpoint.weights.decoder import LatentSources, decoder_sources
+from penstock.core.checkpoint.weights.sources import Source
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading import loader
 from penstock.gpu_worker.models.loading.decoder_build import from_latent

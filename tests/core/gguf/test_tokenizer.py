@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
 
+from penstock.core.checkpoint.files.source import Checkpoint, eos_token_ids
+from penstock.core.checkpoint.finding.registry import open_checkpoint, open_model
 from penstock.core.checkpoint.gguf.pre_tokenizers import ADDING_BOS, pre_tokenizer
-from penstock.core.checkpoint.registry import open_checkpoint, open_model
-from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config import Config, ConfigError
 from penstock.frontend.text.tokenizer import load_tokenizer
 from tests.core.gguf.small_models import FILES

@@ -8,9 +8,9 @@ import pytest
 import torch  # noqa: F401 (before transformers' processors: in this process others need it)
 from tokenizers import Tokenizer
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.vision.kinds import Vision
 from penstock.core.config import ConfigError
 from penstock.frontend.images.decode import ImageRefusedError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch  # noqa: F401 (before transformers' processors: in this process others need it)
 
-from penstock.core.checkpoint.folder import HuggingFaceFolder
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.files.folder import HuggingFaceFolder
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.images.families import image_family_of
 from penstock.frontend.images.processor import ImageProcessor

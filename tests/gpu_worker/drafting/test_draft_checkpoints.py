@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.checkpoint.drafts.check import check_drafter
-from penstock.core.checkpoint.located import located
+from penstock.core.checkpoint.finding.located import located
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.groups.model import ModelOptions
 from penstock.core.config.groups.parallel import ParallelOptions

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from penstock.core.checkpoint.drafts.check import check_drafter
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.steps.drafts import DraftRoom, FixedLengths
 from penstock.frontend.grammars.child import read_grammar

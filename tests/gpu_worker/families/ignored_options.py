@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields, replace
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Layer
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, Layer
 from penstock.core.checkpoint.parsing.rope import RopeConfig
 
 Path = tuple[str, ...]

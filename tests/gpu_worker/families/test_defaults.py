@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
 from penstock.core.checkpoint.parsing.by_transformers import architectures
 

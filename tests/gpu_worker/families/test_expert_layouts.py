@@ -9,15 +9,15 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.core.checkpoint.check import check_checkpoint, model_tensors
-from penstock.core.checkpoint.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.decoder import Decoder, Experts
+from penstock.core.checkpoint.description.names import ExpertLayout, Names
 from penstock.core.checkpoint.families.registry import expected_matrices, parse_model_config
-from penstock.core.checkpoint.names import ExpertLayout, Names
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.shards.experts import with_experts_spread
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weights import all_sources
+from penstock.core.checkpoint.weights.decoder import all_sources
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.ranks import Place
 from penstock.gpu_worker.models.loading.loader import load_model_config

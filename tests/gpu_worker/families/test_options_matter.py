@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.ignored_options import without_each_option

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.core.checkpoint.check import model_tensors
+from penstock.core.checkpoint.files.source import LoadError
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.formats.compressed_tensors import Packed
-from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.source import LoadError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading.loader import load_model, load_model_config
 from penstock.ipc.messages import SamplingParams

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.check import ModelTensors
+from penstock.core.checkpoint.files.source import LoadError, StoredTensor
 from penstock.core.checkpoint.formats.format import MatrixFormat
 from penstock.core.checkpoint.formats.gguf import GGUFBlocks
 from penstock.core.checkpoint.formats.made import Recipe
 from penstock.core.checkpoint.formats.registry import quantization_of
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.source import LoadError, StoredTensor
-from penstock.core.checkpoint.weight_sources import WHOLE, Cut
+from penstock.core.checkpoint.weights.sources import WHOLE, Cut
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights
 from penstock.kernels.quantized.weight import dequantized

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.ipc.messages import SamplingParams
-from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.planning.costs import Costs

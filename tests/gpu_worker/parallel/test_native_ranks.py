@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder, LatentAttention
+from penstock.core.checkpoint.description.decoder import Decoder, LatentAttention
 from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.weight_sources import Ranges
-from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.core.checkpoint.weights.decoder import decoder_tensors
+from penstock.core.checkpoint.weights.sources import Ranges
 from penstock.core.config.ranks import Place
 from penstock.gpu_worker.models.loading.decoder_build import build
 from penstock.gpu_worker.models.loading.stored import part_of

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.shards.stages import most_stages
 from penstock.core.config import ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions

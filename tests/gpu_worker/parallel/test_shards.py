@@ -9,12 +9,11 @@ import transformers
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention
+from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weight_sources import Source
-from penstock.core.checkpoint.weights import (
+from penstock.core.checkpoint.weights.decoder import (
     AttentionSources,
     ExpertsSources,
     LatentSources,
@@ -22,6 +21,7 @@ from penstock.core.checkpoint.weights import (
     all_sources,
     decoder_sources,
 )
+from penstock.core.checkpoint.weights.sources import Source
 from penstock.core.config import ConfigError
 from penstock.core.config.ranks import Place
 from tests.gpu_worker.families.checkpoints import config_of

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.shards.shard import check_shards, shard_of
 from penstock.core.checkpoint.shards.sources import own_tensors, sources_of
-from penstock.core.checkpoint.weights import all_sources
+from penstock.core.checkpoint.weights.decoder import all_sources
 from penstock.core.config import ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.ranks import Place

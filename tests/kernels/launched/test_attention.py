@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.attention.paged_attention import paged_attention_reference
 from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.pairs import every

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from penstock.kernels.experts import grouped_linear_reference, sum_of_experts_reference
-from penstock.kernels.held_experts import held_experts
-from penstock.kernels.routing import Routing, route_reference
-from penstock.kernels.triton.experts import (
+from penstock.kernels.experts.experts import grouped_linear_reference, sum_of_experts_reference
+from penstock.kernels.experts.held_experts import held_experts
+from penstock.kernels.experts.routing import Routing, route_reference
+from penstock.kernels.triton.experts.experts import (
     group_rows_triton,
     grouped_linear_triton,
     num_blocks,
     sum_of_experts_triton,
 )
-from penstock.kernels.triton.routing import route_triton
+from penstock.kernels.triton.experts.routing import route_triton
 from tests.kernels.routings import ROUTINGS
 from tests.kernels.tolerances import assert_near
 

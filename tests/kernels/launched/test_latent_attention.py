@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.kernels.latent_attention import expanded_attention_reference, latent_attention_reference
-from penstock.kernels.latent_write import latent_write_reference
+from penstock.kernels.latents.attention import expanded_attention_reference, latent_attention_reference
+from penstock.kernels.latents.write import latent_write_reference
 from penstock.kernels.triton.latents.attention import LatentTiles, latent_attention_triton
 from penstock.kernels.triton.latents.expanded import ExpandedTiles, expanded_attention_triton
 from penstock.kernels.triton.latents.write import latent_write_triton

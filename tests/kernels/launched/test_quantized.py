@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.activation import Activation, ActivationKind
-from penstock.kernels.experts import group_rows
+from penstock.kernels.experts.experts import group_rows
 from penstock.kernels.quantized import linear
 from penstock.kernels.quantized.device_weight import pack_for_device
 from penstock.kernels.quantized.inputs import RoundedInputs, as_floats, round_inputs_reference
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight, dequantized, stacked
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.device import DeviceFacts
-from penstock.kernels.triton.experts import group_rows_triton
+from penstock.kernels.triton.experts.experts import group_rows_triton
 from penstock.kernels.triton.quantized import linear as quantized_linear
 from penstock.kernels.triton.quantized.inputs import round_inputs_triton
 from penstock.kernels.triton.quantized.linear import (

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from penstock.kernels.kv_quantization import KV_FORMATS, KVScales, PageLayout, quantize, write_quantized
-from penstock.kernels.paged_attention import paged_attention_reference
-from penstock.kernels.qk_norm_rope_write import QKNorms, slot_cells
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, KVScales, PageLayout, quantize, write_quantized
+from penstock.kernels.attention.paged_attention import paged_attention_reference
+from penstock.kernels.attention.qk_norm_rope_write import QKNorms, slot_cells
 from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
+from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.device import DeviceFacts
-from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 from tests.faults.soak import IS_SOAK
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.norm_cases import QK_CASES, QKCase, make_qk_inputs

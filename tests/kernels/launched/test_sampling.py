@@ -8,15 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels import philox
-from penstock.kernels.sampling import (
+from penstock.kernels.sampling import philox
+from penstock.kernels.sampling.sampling import (
     SamplingNeeds,
     SamplingState,
     adjusted_logits_reference,
     kept_reference,
     sample_reference,
 )
-from penstock.kernels.top_logprobs import top_logprobs_reference
+from penstock.kernels.sampling.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.sampling.adjust import adjust_logits
 from penstock.kernels.triton.sampling.filter import filter_bounds
 from penstock.kernels.triton.sampling.philox import philox_words

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from penstock.kernels.activation import ActivationKind, activation_reference, gated_activation_reference
-from penstock.kernels.copy_pages import copy_pages_reference
+from penstock.kernels.attention.copy_pages import copy_pages_reference
+from penstock.kernels.attention.qk_norm_rope_write import qk_norm_rope_write_reference
 from penstock.kernels.norms import add_norm_reference, norm_reference
 from penstock.kernels.prepare_inputs import prepare_inputs_reference
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
-from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
+from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
-from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
 from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
 from tests.kernels.runs import write_runs_reference

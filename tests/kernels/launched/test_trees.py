@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
-from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
+from penstock.kernels.attention.paged_attention import paged_attention_reference
 from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.launched.test_quantized_kv import quantized_pages

@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.vision.fields import MAX_LAYERS, activation
 from penstock.core.checkpoint.vision.grid import GridVision, VisionNames

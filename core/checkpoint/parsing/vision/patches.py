@@ -1,6 +1,6 @@
 """Parses the vision tower of Pixtral and Mistral 3 from config.json."""
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.vision.fields import MAX_LAYERS, activation, features, projector
 from penstock.core.checkpoint.vision.patches import PatchVision, SquareMerge

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.vision.fields import MAX_LAYERS, activation, features, projector
 from penstock.core.checkpoint.vision.tiles import TilePool, TileSquares, TileVision

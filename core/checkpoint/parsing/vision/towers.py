@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.vision.grid import qwen2, qwen2_5, qwen3
 from penstock.core.checkpoint.parsing.vision.patches import KIND, mistral3, pixtral

@@ -1,0 +1,1 @@
+"""Where a checkpoint has the weights that a description needs."""

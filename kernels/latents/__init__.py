@@ -1,0 +1,1 @@
+"""Attention over latents (multi-head latent attention)."""

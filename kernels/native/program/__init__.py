@@ -1,0 +1,1 @@
+"""A model as a list of native operations, and the steps that it computes."""
