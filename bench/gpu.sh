@@ -107,7 +107,7 @@ fi
 
 ENGINE_TESTS=""
 if has "engine tests" transformers msgspec structlog safetensors tqdm llguidance; then
-    ENGINE_TESTS="tests/gpu_worker/test_cuda_engine.py tests/gpu_worker/test_cuda_features.py"
+    ENGINE_TESTS="tests/gpu_worker/cuda/test_engine.py tests/gpu_worker/cuda/test_features.py"
 fi
 # shellcheck disable=SC2086 - a list of files
 if [ "$ONLY" != bench ] && has "tests" pytest; then

@@ -33,8 +33,8 @@ from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.gpu_worker.models.native_program import lacking
-from tests.core.published_models import PUBLISHED, Published
-from tests.core.test_published_models import decoder_of, kv_bytes
+from tests.core.checkpoint.published_models import PUBLISHED, Published
+from tests.core.checkpoint.test_published_models import decoder_of, kv_bytes
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
 

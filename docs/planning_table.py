@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from tests.core.published_steps import MEASURED, Beside, beside
+from tests.core.planning.published_steps import MEASURED, Beside, beside
 
 PAGE = Path(__file__).parent / "planning.md"
 _BEGIN = "<!-- Written by docs/planning_table.py: run `make docs` after changing the planner. -->\n"

@@ -20,7 +20,7 @@ if structlog is not None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(1, "w", closefd=False)))  # noqa: SIM115
 
 # What the children of tests need is imported once, by the process that they are forked from.
-_OF_CHILDREN = ["torch", "tests.kernels.rank_processes", "tests.gpu_worker.parallel.rank_process"]
+_OF_CHILDREN = ["torch", "tests.kernels.native.rank_processes", "tests.gpu_worker.parallel.rank_process"]
 multiprocessing.get_context("forkserver").set_forkserver_preload(_OF_CHILDREN)
 
 

@@ -30,8 +30,8 @@ from penstock.ipc.messages import (
     WindowGroup,
     WorkerHello,
 )
-from tests.core.fake_disk import FakeDisk
 from tests.core.fake_worker import FakeWorker, Guess, Scores
+from tests.core.kv.fake_disk import FakeDisk
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]

@@ -13,8 +13,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[r
 
 from penstock.deploy.ray.many_models import ManyModels
 from tests.frontend.checkpoint_folder import write_checkpoint
+from tests.frontend.http.test_asgi import Client
 from tests.frontend.live_server import LiveServer, live_server
-from tests.frontend.test_asgi import Client
 
 BODY = {"prompt": "Hello", "max_tokens": 3}
 

@@ -27,8 +27,8 @@ from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.engine.router.router import EngineRouter
 from penstock.ipc.messages import AddRequest, SamplingParams
 from tests.frontend.conftest import sockets as sockets
+from tests.frontend.engine.test_two_engines import TOKENS, Sink, check, until
 from tests.frontend.fake_scheduler import FakeScheduler, Script
-from tests.frontend.test_two_engines import TOKENS, Sink, check, until
 
 # --- arguments ------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ def test_the_image_does_not_open_itself_to_everybody() -> None:
         "serve",
         "--host",
         "0.0.0.0",
-    ]  # refused without keys: tests/frontend/test_listening.py
+    ]  # refused without keys: tests/frontend/http/test_listening.py
 
 
 def test_prometheus_looks_for_the_frontends_where_they_listen() -> None:

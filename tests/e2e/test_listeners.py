@@ -10,7 +10,7 @@ from penstock.core.config.api_keys import digest
 from penstock.core.config.listening import bind
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import serving
-from tests.frontend.certificates import make_pair, needs_openssl
+from tests.frontend.http.certificates import make_pair, needs_openssl
 
 
 def write_keys(file: Path, *keys: str) -> None:

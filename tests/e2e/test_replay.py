@@ -17,7 +17,7 @@ import pytest
 from penstock.core.recording.reader import Recording
 from penstock.replay.__main__ import main
 from tests.core.driver import make_request
-from tests.core.test_recorder import RecordedDriver
+from tests.core.watching.test_recorder import RecordedDriver
 from tests.e2e.servers import Server, serving, stream
 
 FLAGS = ("--dtype", "float32", "--cpu-kernels", "native", "--max-num-seqs", "12", "--num-pages", "64")

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock.kernels.native.library import Library
-from tests.kernels.native_library import native_linear
+from tests.kernels.native.native_library import native_linear
 from tests.kernels.quantized_cases import LAYOUTS
 
 

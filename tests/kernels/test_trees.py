@@ -12,7 +12,7 @@ from penstock.kernels.attention.move_positions import move_positions, move_posit
 from penstock.kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.launched.test_quantized_kv import quantized_pages
-from tests.kernels.native_library import load_library, native_attention
+from tests.kernels.native.native_library import load_library, native_attention
 from tests.kernels.pairs import every
 from tests.kernels.tree_cases import as_nodes
 

@@ -15,7 +15,7 @@ from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.gguf.container import Strings, gguf_models, read_container
 from penstock.core.cli.__main__ import main
 from penstock.core.config import ConfigError
-from tests.core.broken_checkpoints import check_sentence
+from tests.core.checkpoint.broken_checkpoints import check_sentence
 from tests.core.gguf.written import add_llama, add_model, write
 
 

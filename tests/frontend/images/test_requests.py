@@ -18,7 +18,7 @@ from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
 from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 from tests.frontend.live_server import LiveServer, live_server
-from tests.frontend.test_open_responses import ask
+from tests.frontend.responses.test_open_responses import ask
 
 PICTURE = encoded(noise(120, 80))
 URL = data_url(PICTURE)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.live_server import LiveServer, made_server
-from tests.frontend.test_tools import SPECIAL, TEMPLATE
+from tests.frontend.parsing.test_tools import SPECIAL, TEMPLATE
 
 SWITCHED = TEMPLATE.replace(
     "{% if open_thinking %}<think>\n{% endif %}",

@@ -13,7 +13,7 @@ from penstock.frontend.anthropic.models import model_infos, page
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.live_server import LiveServer
 from tests.frontend.messages.conftest import prompt_text
-from tests.frontend.test_tools import CALL, THOUGHT
+from tests.frontend.parsing.test_tools import CALL, THOUGHT
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TEXT = "Water runs down the pipe."

@@ -9,7 +9,7 @@ from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.messages.conftest import body
-from tests.frontend.test_tools import CALL, THOUGHT
+from tests.frontend.parsing.test_tools import CALL, THOUGHT
 
 TEXT = "Water runs."
 TOOLS = [{"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]

@@ -21,9 +21,9 @@ from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights
 from penstock.kernels.quantized.weight import dequantized
 from tests.gpu_worker.formats import writers
+from tests.gpu_worker.formats.test_gguf_blocks import _random_blocks
 from tests.gpu_worker.formats.test_models_in_formats import FORMATS
 from tests.gpu_worker.formats.writers import Writer
-from tests.gpu_worker.test_gguf_blocks import _random_blocks
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 DTYPES = {

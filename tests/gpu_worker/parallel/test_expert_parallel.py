@@ -22,11 +22,11 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import GREEDY, Scored, texts_of
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.formats.reference import QuantizedReference
+from tests.gpu_worker.formats.test_gguf_models import PROMPTS, write_pair
 from tests.gpu_worker.formats.test_models_in_formats import FORMATS, case_of
 from tests.gpu_worker.parallel.group import Group, GroupEngine, Groups, groups
 from tests.gpu_worker.parallel.rank_process import EXPERT_TOKENS
 from tests.gpu_worker.parallel.test_tensor_parallel import stays_whole
-from tests.gpu_worker.test_gguf_models import PROMPTS, write_pair
 
 
 class Run(NamedTuple):

@@ -27,11 +27,11 @@ from penstock.kernels.native.library import Library
 from penstock.kernels.native.ranks.group import SharedRanks
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
 from tests.gpu_worker.engine_in_process import Engine
+from tests.gpu_worker.models.test_native_decoder import _CASES, decoder
 from tests.gpu_worker.parallel.group import GroupEngine, groups
-from tests.gpu_worker.test_native_decoder import _CASES, decoder
-from tests.kernels.native_library import load_library
-from tests.kernels.rank_processes import run_ranks
-from tests.kernels.test_native import World, alone, by_token, in_chunks, whole
+from tests.kernels.native.native_library import load_library
+from tests.kernels.native.rank_processes import run_ranks
+from tests.kernels.native.test_native import World, alone, by_token, in_chunks, whole
 
 OVER_RANKS = "norms after each part only"
 """One of its norms spans the heads of all ranks, which torch's kernels compute."""

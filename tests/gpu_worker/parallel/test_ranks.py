@@ -17,7 +17,7 @@ from penstock.gpu_worker.parallel.one_host import OneHost, in_shared_memory, pro
 from penstock.gpu_worker.parallel.open import open_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.native.ranks.group import DistantRanks
-from tests.kernels.native_library import load_library
+from tests.kernels.native.native_library import load_library
 
 
 def _of(ranks: Ranks, shape: tuple[int, ...]) -> Tensor:
