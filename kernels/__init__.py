@@ -1,4 +1,4 @@
-"""One operation per file: public wrapper, CPU path, plain reference; Triton kernels in `triton/<op>.py`.
+"""One operation per file: public wrapper, CPU path, plain reference; Triton kernels at the same place in `triton/`.
 
 Nothing here depends on a model or on another package of the project. A wrapper checks shapes. Then it picks
 the Triton kernel for CUDA tensors and the torch path for CPU tensors; `*_reference` is the oracle for both.

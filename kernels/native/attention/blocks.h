@@ -1,5 +1,5 @@
-// What all ways of computing a block of keys share: where the keys are, which of them a query sees, and how scores become
-// weights.
+// What all ways of computing a block of keys share: where the keys are, which of them a query sees, and how scores
+// become weights.
 #pragma once
 
 #include <algorithm>
