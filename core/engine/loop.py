@@ -9,7 +9,6 @@
 """
 
 import asyncio
-import gc
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -254,7 +253,6 @@ class Engine:
             log.warning("nothing is swapped: the worker has no host tier (--host-kv-gib)")
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
-            gc.freeze()  # the collector need not scan the lists of a large pool's pages, which delays steps
         else:
             self._reset_scheduler(self._scheduler, hello, has_died=has_died)
         self._roles.begin(hello, self._scheduler.handovers)

@@ -115,7 +115,7 @@ class GrammarRow:
         It waits until the tokens are known.
 
         Args:
-            words: int32[1 + number of guesses, W], the row's bits as in `kernels.token_masks`.
+            words: int32[1 + number of guesses, W], the row's bits as in `kernels/sampling/token_masks.py`.
             num_tokens: size of the model's vocabulary; no token beyond it may be sampled.
             guesses: guesses of the row's next tokens.
             counts_forced: whether to set `num_forced`.

@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 16  # of a worker's arguments
 def main(argv: list[str]) -> int:
     """Fork workers until the supervisor is gone. In a forked worker: run it and return its exit code."""
     arguments = process.options_of(argv)
-    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
+    gc.disable()  # until all is imported, which stays: looking for garbage in it takes a tenth of the time
     if "--eager" not in arguments:
         thread = threading.Thread(target=_import_worker)
         thread.start()
@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
     process.inherited_config(argv, Config)  # so that this process ends with the supervisor
     process.ignore_hangup()
     setproctitle("penstock-worker-spare")
-    gc.enable()
     gc.freeze()  # existing objects are shared with the workers: the collector must not write to them
+    gc.enable()
     Parent.of(argv).tell(Word.IMPORTED)
     turn = socket.socket(fileno=int(arguments["--turn-fd"]))
     while True:

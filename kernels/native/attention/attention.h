@@ -91,7 +91,7 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
             int first_head = 0, int num_heads = 0, const int32_t* last_seen = nullptr) {
   auto in = attend_in<FloatBlock<Kv>>;
 #ifdef __AVX512BF16__
-  // Queries for latents are not rounded: they are products with weights, which models do not have as bf16 anywhere.
+  // Latents are multiplied as floats: what rounding of their queries would cost has not been measured.
   if constexpr (std::is_same_v<Kv, bf16>)
     if (v_pages) in = attend_in<PairBlock>;
 #endif

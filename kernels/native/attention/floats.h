@@ -106,14 +106,14 @@ inline void take_block(const float* queries, const float* keys, const float* con
     accumulate<1>(weights, kept, values, d, num_vectors * kLanes, padded_values, sums);
 }
 
-// A block of keys and values, and the queries and sums that it is computed with. Pairs of a query and a head are
-// numbered, `p`.
+// A block of keys and values, and the queries that it is computed with. Each head of a token is a query of its own,
+// number `p`.
 template <typename Kv>
 struct FloatBlock {
   using Number = Kv;
   static constexpr int kPadding = kLanes;  // of queries and keys
 
-  float *queries, *keys, *widened;  // [pairs][padded], [vectors][padded][16], [keys][padded_values]
+  float *queries, *keys, *widened;  // [queries][padded], [vectors][padded][16], [keys][padded_values]
   int padded, padded_values;
   const float* values[kBlockKeys];
 

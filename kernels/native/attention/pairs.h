@@ -1,10 +1,11 @@
 // Attention over pages of bf16, for processors that multiply and add pairs of bf16 in one instruction.
 //
-// Queries are rounded to bf16 after scaling, and weights before they are multiplied with values, as models in bf16 have
-// them on GPUs. Scores, maxima, masses and sums are floats. A word of keys has two neighbouring numbers of one key; a
-// word of values has the numbers of two neighbouring keys.
+// Queries are rounded to bf16 after scaling, and weights before they are multiplied with values. Scores, maxima, masses
+// and sums are floats. A word of keys or queries has two neighbouring numbers of one key or query; a word of values has
+// the numbers of two neighbouring keys.
 #pragma once
 
+#ifdef __AVX512BF16__
 #include <algorithm>
 #include <cstring>
 
@@ -61,13 +62,12 @@ inline void pair_values(const Places<bf16>& places, int dim, int padded, uint32_
 // A query times `scale`, rounded: [padded dim / 2] words.
 inline void round_query(const float* from, int dim, int padded, float scale, uint32_t* query) {
   for (int d = 0; d < padded; d += kPairLanes) {
-    const Floats low = load_some(from + d, std::max(0, dim - d));
-    const Floats high = load_some(from + d + kLanes, std::max(0, dim - d - kLanes));
+    const Floats low = load_some(from + d, dim - d);
+    const Floats high = load_some(from + d + kLanes, dim - d - kLanes);
     store(query + d / 2, pairs_of(low * scale, high * scale));
   }
 }
 
-#ifdef __AVX512BF16__
 // As `score`; num_words: of a query.
 template <int kCount, int kTogether>
 inline void score_pairs(const uint32_t* queries, const uint32_t* keys, int num_words, int first,
@@ -78,7 +78,7 @@ inline void score_pairs(const uint32_t* queries, const uint32_t* keys, int num_w
     for (int i = 0; i < 2; i++) {
       Words of_keys[kCount];
       for (int v = 0; v < kCount; v++)
-        of_keys[v] = Words(in_register(Floats(load<Words>(keys + (v * num_words + d + i) * kLanes))));
+        of_keys[v] = in_register(load<Words>(keys + (v * num_words + d + i) * kLanes));
       for (int r = 0; r < kTogether; r++) {
         const Words query = splat_word(queries[r * num_words + d + i]);
         for (int v = 0; v < kCount; v++) sums[r][v][i] = add_products(sums[r][v][i], query, of_keys[v]);
@@ -88,7 +88,7 @@ inline void score_pairs(const uint32_t* queries, const uint32_t* keys, int num_w
     for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
 }
 
-// As `accumulate`; values: [pairs of keys][padded] words.
+// As `accumulate`; values: [keys / 2][padded] words.
 template <int kFloats, int kTogether>
 inline void accumulate_pairs(const Words (&weights)[kTogether][kBlockKeys / kPairLanes], const float (&kept)[kTogether],
                              const uint32_t* values, int at, int num_words, int padded, float* sums) {
@@ -101,7 +101,7 @@ inline void accumulate_pairs(const Words (&weights)[kTogether][kBlockKeys / kPai
   for (int r = 0; r < kTogether; r++) words[r] = reinterpret_cast<const uint32_t*>(weights[r]);
   for (int j = 0; j < num_words; j++, values += padded) {
     Words value[kFloats];
-    for (int f = 0; f < kFloats; f++) value[f] = Words(in_register(Floats(load<Words>(values + f * kLanes))));
+    for (int f = 0; f < kFloats; f++) value[f] = in_register(load<Words>(values + f * kLanes));
     for (int r = 0; r < kTogether; r++)
       for (int f = 0; f < kFloats; f++) sum[r][f] = add_products(sum[r][f], splat_word(words[r][j]), value[f]);
   }
@@ -138,7 +138,7 @@ struct PairBlock {
   using Number = bf16;
   static constexpr int kPadding = kPairLanes;
 
-  uint32_t *queries, *keys, *values;  // [pairs][padded / 2], [vectors][padded / 2][16], [keys / 2][padded_values]
+  uint32_t *queries, *keys, *values;  // [queries][padded / 2], [vectors][padded / 2][16], [keys / 2][padded_values]
   int padded, padded_values;
 
   PairBlock(float* queries, float* keys, float* values, int padded, int padded_values)
@@ -164,6 +164,6 @@ struct PairBlock {
                           num_vectors, padded, padded_values, maxima, masses, sums);
   }
 };
-#endif
 
 }  // namespace penstock
+#endif

@@ -50,7 +50,8 @@ inline Floats as_floats(Words words) { return load<Floats>(&words); }
 inline Floats load16(const float* at) { return load<Floats>(at); }
 // Keeps what is used several times in a register. GCC loads it again for each use, because an instruction can; but some
 // processors load only one such vector a cycle.
-inline Floats in_register(Floats vector) {
+template <typename Vector>
+inline Vector in_register(Vector vector) {
 #if defined(__AVX512F__)
   asm("" : "+v"(vector));
 #endif

@@ -35,7 +35,7 @@ def pointer(tensor: Tensor | None) -> c_void_p:
     return c_void_p(None if tensor is None else tensor.data_ptr())
 
 
-class _Shape(ctypes.Structure):  # AttentionShape in attention.h
+class _Shape(ctypes.Structure):  # AttentionShape in blocks.h
     _fields_ = (
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "page_size", "window")),
         ("scale", c_float),

@@ -29,7 +29,6 @@ SANITIZED = (
     "tests/kernels/native/test_latent.py",
     "tests/kernels/native/test_program.py",
     "tests/kernels/native/test_quantized.py",
-    "tests/kernels/native/test_quantized.py",
     "tests/kernels/native/test_quantized_floats.py",
     "tests/gpu_worker/models/test_native_decoder.py",
     "tests/kernels/test_cpu_sampling.py",
