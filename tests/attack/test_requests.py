@@ -1,7 +1,8 @@
 """Requests that are well-formed HTTP and JSON, and far too large, or made to meet each other in the engine.
 
 Single fields with single bad values are in tests/frontend/api/test_refusals.py, grammars in grammars/test_grammars.py
-there, templates in text/test_template_bounds.py; none of that is repeated. Here is what would cost a server its memory or time.
+there, templates in text/test_template_bounds.py; none of that is repeated. Here is what would cost a server its memory
+or time.
 """
 
 import http.client
