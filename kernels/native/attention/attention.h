@@ -20,7 +20,7 @@
 namespace penstock {
 
 // See `attend`; Block: FloatBlock or PairBlock.
-template <typename Block, typename Kv = typename Block::Number>
+template <typename Block, typename Kv = typename Block::Stored>
 void attend_in(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const RowPages& row, int kv_head,
                const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,
                int first_head, int num_heads, const int32_t* last_seen) {
@@ -64,11 +64,13 @@ void attend_in(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages
       here = next;
     }
     for (int p = 0; p < num_pairs; p += together) {
-      const auto take = together == 1   ? &Block::template take<1>
-                        : together == 2 ? &Block::template take<2>
-                                        : &Block::template take<kMostTogether>;
-      (block.*take)(p, seen.data() + p, shape, at, num_vectors, maxima + p, masses + p * kLanes,
-                    sums + p * padded_values);
+      using Number = std::remove_reference_t<decltype(*block.queries)>;
+      const auto take = together == 1   ? take_block<1, Number>
+                        : together == 2 ? take_block<2, Number>
+                                        : take_block<kMostTogether, Number>;
+      take(block.queries + p * block.query_size(), block.keys, block.values, seen.data() + p, shape.window,
+           shape.softcap, at, num_vectors, block.query_size(), padded_values, maxima + p, masses + p * kLanes,
+           sums + p * padded_values);
     }
   }
   for (int p = 0; p < num_pairs; p++) {

@@ -151,4 +151,87 @@ inline void weigh(Floats (&scores)[kTogether][kVectors], const Seen* seen, int w
   }
 }
 
+// Products are of floats, or of words with a pair of bf16 each.
+template <typename Number>
+using VectorOf = std::conditional_t<std::is_same_v<Number, float>, Floats, Words>;
+
+inline Floats in_all_lanes(float x) { return splat(x); }
+inline Words in_all_lanes(uint32_t word) { return word - Words{}; }
+
+// Scores of `kCount` vectors starting at `first`. Each has two partial sums, to hide the latency of the additions.
+template <int kCount, int kTogether, typename Number>
+inline void score(const Number* queries, const Number* keys, int size, int first,
+                  Floats (&scores)[kTogether][kVectors]) {
+  Floats sums[kTogether][kCount][2] = {};
+  keys += first * kLanes * size;
+  for (int d = 0; d < size; d += 2)
+    for (int i = 0; i < 2; i++) {
+      VectorOf<Number> of_keys[kCount];
+      for (int v = 0; v < kCount; v++)
+        of_keys[v] = in_register(load<VectorOf<Number>>(keys + (v * size + d + i) * kLanes));
+      for (int r = 0; r < kTogether; r++) {
+        const VectorOf<Number> query = in_all_lanes(queries[r * size + d + i]);
+        for (int v = 0; v < kCount; v++) sums[r][v][i] = add_products(sums[r][v][i], query, of_keys[v]);
+      }
+    }
+  for (int r = 0; r < kTogether; r++)
+    for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
+}
+
+// Adds the weighted values to `sums`: kFloats times 16 floats of each, starting at `at`. A pair of bf16 has the weights
+// or values of two keys.
+template <int kFloats, int kTogether, typename Number, int kNumbers>
+inline void accumulate(const Number (&weights)[kTogether][kNumbers], const float (&kept)[kTogether],
+                       const Number* const* values, int at, int count, int padded, float* sums) {
+  sums += at;
+  Floats sum[kTogether][kFloats];
+  for (int r = 0; r < kTogether; r++)
+    for (int f = 0; f < kFloats; f++) sum[r][f] = load16(sums + r * padded + f * kLanes) * kept[r];
+  for (int j = 0; j < count; j++) {
+    VectorOf<Number> value[kFloats];
+    for (int f = 0; f < kFloats; f++) value[f] = in_register(load<VectorOf<Number>>(values[j] + at + f * kLanes));
+    for (int r = 0; r < kTogether; r++)
+      for (int f = 0; f < kFloats; f++) sum[r][f] = add_products(sum[r][f], in_all_lanes(weights[r][j]), value[f]);
+  }
+  for (int r = 0; r < kTogether; r++)
+    for (int f = 0; f < kFloats; f++) store(sums + r * padded + f * kLanes, sum[r][f]);
+}
+
+template <int kTogether, typename Number, int kNumbers>
+inline void accumulate_all(const Number (&weights)[kTogether][kNumbers], const float (&kept)[kTogether],
+                           const Number* const* values, int count, int padded, float* sums) {
+  // With few queries, more floats at a time hide the latency of the additions.
+  constexpr int kAtATime = kTogether <= 2 ? 4 : 2;
+  int d = 0;
+  for (; d + kAtATime * kLanes <= padded; d += kAtATime * kLanes)
+    accumulate<kAtATime>(weights, kept, values, d, count, padded, sums);
+  for (; d < padded; d += kLanes) accumulate<1>(weights, kept, values, d, count, padded, sums);
+}
+
+// Updates the running maxima, masses and sums of kTogether queries with the first `num_vectors` times 16 keys of a
+// block, which begins at position `at`. size: numbers of a query.
+template <int kTogether, typename Number>
+inline void take_block(const Number* queries, const Number* keys, const Number* const* values, const Seen* seen,
+                       int window, float softcap, int at, int num_vectors, int size, int padded_values, float* maxima,
+                       float* masses, float* sums) {
+  Floats scores[kTogether][kVectors] = {};
+  float weights[kTogether][kBlockKeys], kept[kTogether];
+  int first = 0;
+  for (; first + 2 <= num_vectors; first += 2) score<2>(queries, keys, size, first, scores);
+  if (first < num_vectors) score<1>(queries, keys, size, first, scores);
+  weigh(scores, seen, window, softcap, at, num_vectors, maxima, masses, weights, kept);
+  const int num_keys = num_vectors * kLanes;
+  if constexpr (std::is_same_v<Number, float>) {
+    accumulate_all(weights, kept, values, num_keys, padded_values, sums);
+  } else {
+    Number rounded[kTogether][kBlockKeys / 2];
+    for (int r = 0; r < kTogether; r++)
+      for (int j = 0; j < num_keys; j += 2 * kLanes) {
+        const Floats upper = j + kLanes < num_keys ? load16(weights[r] + j + kLanes) : Floats{};
+        store(rounded[r] + j / 2, pairs_of(load16(weights[r] + j), upper));
+      }
+    accumulate_all(rounded, kept, values, num_keys / 2, padded_values, sums);
+  }
+}
+
 }  // namespace penstock

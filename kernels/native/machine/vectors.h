@@ -96,6 +96,8 @@ struct Pair {
   uint32_t bits;
 };
 
+inline Floats add_products(Floats sum, Floats a, Floats b) { return sum + a * b; }
+
 #ifdef __AVX512BF16__
 constexpr bool kMultipliesPairs = true;
 
