@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 MODEL ?=
 FLAGS ?=
 MINUTES ?= 30
+# Where to get torch, if not from the usual package index: PyTorch's index for CPUs has much smaller packages.
+TORCH_INDEX_URL ?=
 # Tests run by file in this many processes, with one thread each. Each waits for others a quarter of its time, or more:
 # three keep two cores busy.
 JOBS ?= 3
@@ -26,7 +28,7 @@ INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
 
 define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) torch
+	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
 	$(BIN)/python -m penstock.kernels.native.build || true  # without a C++ compiler torch's kernels do
 	touch $(2)
@@ -70,6 +72,7 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/python -m docs.models_table --check
 	$(BIN)/python -m docs.gguf_table --check
 	$(BIN)/python -m docs.planning_table --check
+	$(BIN)/python -m docs.foreign_flags_table --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
@@ -78,6 +81,7 @@ docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python -m docs.models_table
 	$(BIN)/python -m docs.gguf_table
 	$(BIN)/python -m docs.planning_table
+	$(BIN)/python -m docs.foreign_flags_table
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 

@@ -90,7 +90,7 @@ def validate(config: Config) -> Config:
         raise ConfigError(f"--speculative-config {config.worker.speculative_config}: {error}") from None
     if speculative is not None and speculative.method != "ngram" and config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
-            f"--speculative-config: the stages of a pipeline guess with ngram only, not with {speculative.method}"
+            f"--speculative-config: the stages of a pipeline draft with ngram only, not with {speculative.method}"
         )
     if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
         raise ConfigError("--pipeline-layers has no effect without --pipeline-parallel-size")

@@ -22,9 +22,9 @@ _WITHOUT_MODEL = {
     "grammar": "the grammars of requests",
     "mtp": "the model's own checkpoint",
 }
-_EXACT = "a guess counts only where the model draws the same token"
+_EXACT = "a draft token counts only where the model draws the same token"
 _NOT_HERE = {
-    "disable_by_batch_size": "how much is guessed follows the load by itself",
+    "disable_by_batch_size": "the number of draft tokens follows the load by itself",
     "rejection_sample_method": _EXACT,
     "posterior_threshold": _EXACT,
     "posterior_alpha": _EXACT,
@@ -75,7 +75,7 @@ def speculative_config(text: str) -> SpeculativeConfig | None:
         found = replace(found, method="draft_model")
     if found.method == "draft_model":
         if not found.model:
-            raise ValueError("method draft_model needs `model`, the checkpoint that guesses")
+            raise ValueError("method draft_model needs `model`, the checkpoint of the draft model")
         if found.draft_tensor_parallel_size not in (None, 1):
             raise ValueError(
                 f"draft_tensor_parallel_size {found.draft_tensor_parallel_size}: every rank holds the whole draft "

@@ -355,7 +355,7 @@ class Scheduler:
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
 
-        `now` is for policies whose keys change: seconds, by the same clock as in `add_request`.
+        `now`: seconds, by the same clock as in `add_request`: for accounts, batches, and policies whose keys change.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
         if not self.can_schedule or self.is_on_trial:

@@ -88,7 +88,7 @@ class AdaptiveLengths(DraftLengths):
         if not self.costs.is_known:
             return self._learn_costs(decodes, room)
         if self._balance < 0:
-            self._sleep("guesses have cost too much", ceil(-self._balance / _SHARE))
+            self._sleep("drafts have cost too much", ceil(-self._balance / _SHARE))
             return ()
         if self._num_with >= _PLAIN_EVERY:
             self.why = "measures a step without"
@@ -112,7 +112,7 @@ class AdaptiveLengths(DraftLengths):
             return ()
         if room.has_prompts:  # a step with prompts says nothing about the cost of guesses
             return ()
-        self.why = "measures a step with guesses"
+        self.why = "measures a step with drafts"
         most = room.num_tokens
         longest = (self.most, max(1, self.most // 2), 1)[self._step % 3]
         counts = [0] * len(decodes)

@@ -71,7 +71,10 @@ class Asked(Protocol):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request, for its log line and its metrics. Handlers fill in what they learn."""
+    """What is known of one HTTP request: what it asks for and with which limits, and what its log line and metrics say.
+
+    Handlers fill in what they learn.
+    """
 
     request_id: str
     endpoint: str

@@ -83,7 +83,7 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="TOML file with API keys (`penstock keys` makes entries). With this, or with a key in "
-            "PENSTOCK_API_KEY, every route but /, /health and /ready requires a key."
+            "PENSTOCK_API_KEY, every route but probes and the web UI requires a key."
         ),
     ] = ""
     tenant_by: Annotated[
@@ -310,7 +310,8 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="SQLite file for stored responses and conversations, which then survive a restart. Empty: the "
-            "database in --data-dir or, without one, a temporary file, shared by all frontends."
+            "database in --data-dir or, without one, a temporary file that the frontends of one `penstock serve` share "
+            "(with tcp:// addresses: each frontend's memory)."
         ),
     ] = ""
     max_resumable_bytes: Annotated[

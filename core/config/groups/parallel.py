@@ -32,8 +32,8 @@ class ParallelOptions(Options, frozen=True):
     pipeline_layers: Annotated[
         str,
         Meta(
-            description="How many layers each stage has, such as '10,12'. Empty: as many as take about equally long; "
-            "the head counts to the last ones."
+            description="How many layers each stage has, such as '10,12'. Empty: balanced by the estimated time of "
+            "each stage, the last one's with the output matrix."
         ),
     ] = ""
     data_parallel_size: Annotated[
@@ -81,7 +81,7 @@ class ParallelOptions(Options, frozen=True):
     expert_exchange: Annotated[
         Literal["auto", "all-reduce", "all-to-all"],
         Meta(
-            description="How tokens and experts of different workers meet. 'all-reduce': every worker has all tokens "
+            description="Communication of expert parallelism. 'all-reduce': every worker has all tokens "
             "anyway, computes what its own experts make of them, and the results are added up. 'all-to-all': a worker "
             "routes its share of the tokens and sends each to the workers that need it. 'auto': by the estimated bytes."
         ),

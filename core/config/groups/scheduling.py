@@ -44,9 +44,8 @@ class SchedulerOptions(Options, frozen=True):
     max_policy_delay: Annotated[
         float,
         Meta(
-            description="Longest time, in seconds, in which a policy with an order of its own may let later requests "
-            "go before one that waits. After that it comes before all that have waited for less, in turns as under "
-            "fcfs. 0: the policy's own.",
+            description="A request that has waited this many seconds comes before all that have waited for less, "
+            "whatever the policy; such requests take turns as under fcfs. 0: the policy's default.",
             ge=0.0,
         ),
     ] = 0.0
@@ -92,9 +91,9 @@ class SchedulerOptions(Options, frozen=True):
     queue_patience: Annotated[
         float,
         Meta(
-            description="Longest expected wait for a row, in seconds. A request that would wait longer, at the "
-            "rate at which the queue is emptying, is refused with status 429. At least as many "
-            "requests as there are rows may always wait. 0: no limit.",
+            description="A request is refused with status 429 if it would wait longer than this many seconds for a "
+            "row, at the rate at which the queue is emptying. At least as many requests as there are rows may always "
+            "wait. 0: no limit.",
             ge=0.0,
         ),
     ] = 4.0
@@ -120,7 +119,8 @@ class SchedulerOptions(Options, frozen=True):
     min_prefill_tokens: Annotated[
         int,
         Meta(
-            description="Prompts of which a decode engine lacks fewer tokens than this are computed there.",
+            description="With --role: a prompt with fewer uncached tokens than this is computed by the decode engine "
+            "itself.",
             ge=1,
         ),
     ] = 64

@@ -35,14 +35,14 @@ class WorkerOptions(Options, frozen=True):
         Meta(
             description="Quantize the matrices of a checkpoint of floats as they are read: 'int8' (inputs of products "
             "too, token by token), 'int8_weight_only', 'int4' (in groups of 32; the head in 8 bits), or 'fp8' (e4m3; "
-            "inputs too). Empty: weights are as they are stored. What a checkpoint is already may be said, too."
+            "inputs too). Empty: weights are as they are stored. The checkpoint's own method is accepted, too."
         ),
     ] = ""
     speculative_config: Annotated[
         str,
         Meta(
-            description="Guess tokens ahead of the model, which verifies several in one step: JSON with vLLM's keys, "
-            'such as \'{"method": "ngram", "num_speculative_tokens": 4}\'. Empty: no guesses. The text is the same.'
+            description="Draft tokens ahead of the model, which verifies several in one step: JSON with vLLM's keys, "
+            'such as \'{"method": "ngram", "num_speculative_tokens": 4}\'. Empty: no drafts. The text is the same.'
         ),
     ] = ""
     load_format: Annotated[
@@ -64,8 +64,8 @@ class WorkerOptions(Options, frozen=True):
     state_snapshots_gib: Annotated[
         float,
         Meta(
-            description="Memory beside the KV pool, in GiB, for copies of rows' states, if layers keep any: a cached "
-            "prefix is found where there is one. 0: none, and each request computes its whole prompt.",
+            description="Memory beside the KV pool, in GiB, for copies of rows' states, if layers keep any: a request "
+            "can start after a cached prefix only where there is such a copy. 0: each computes its whole prompt.",
             ge=0.0,
         ),
     ] = 1.0

@@ -15,7 +15,7 @@ import { SyntheticSource } from "./synthetic.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
 
-const LEGEND = [["decode", "decode"], ["accepted", "decode with accepted guesses"], ["prefill", "part of a prompt"],
+const LEGEND = [["decode", "decode"], ["accepted", "decode with accepted drafts"], ["prefill", "part of a prompt"],
   ["decode-dim", "steps that are not told"], ["row", "has a row, computes nothing"], ["busy", "device computes"],
   ["idle", "device idle"], ["preempted", "preempted"], ["swapped", "preempted, swapped to the host"], ["selected", "selected"]];
 const HELP = "Wheel or pinch zooms, dragging pans. Keys: plus and minus zoom, left and right pan, up and down choose a row, " +
