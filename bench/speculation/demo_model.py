@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for engine in engines.values():
         if options.fixed and engine.hello.max_drafts:
-            engine.scheduler.draft_lengths = FixedLengths(engine.hello.max_drafts)
+            engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
     now = time.thread_time if options.processor_time else time.perf_counter
     rounds: dict[str, list[Round]] = {name: [] for name in drafters}
     for number in range(options.rounds + 1):

@@ -78,7 +78,7 @@ def _with_drafter(num_rows: int) -> Scheduler:
     scheduler = make_scheduler(num_rows)
     limits = replace(scheduler.limits, max_drafts=_MOST, drafter="nobody")
     scheduler._set_limits(limits)
-    scheduler.draft_lengths = draft_lengths(_MOST, None)
+    scheduler.drafting.lengths = draft_lengths(_MOST, None)
     return scheduler
 
 

@@ -120,7 +120,7 @@ class Observers:
     def returned(self, result: StepResult, told: Sequence[TokenBatch], scheduler: Scheduler, received: float) -> None:
         """A step's result, which came at `received`, was applied; `told` was sent to the frontends."""
         if self.trace is not None:
-            self.trace.returned(result, received, (monotonic() - received) * 1e6, scheduler.drafts_of_last)
+            self.trace.returned(result, received, (monotonic() - received) * 1e6, scheduler.drafting.of_last)
         if self.recorder is not None:
             self.recorder.on_result(result, told)
         if self.feed is not None:

@@ -26,7 +26,7 @@ from penstock.core.policies.view import View
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.disk_moves import DiskTotals, make_moves
-from penstock.core.scheduling.draft_totals import DraftTotals
+from penstock.core.scheduling.drafting import Drafting
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.handover.departures import LOST
 from penstock.core.scheduling.handover.handovers import Handovers
@@ -37,9 +37,6 @@ from penstock.core.scheduling.results import (
     Settling,
     UnexpectedResultError,
     checked_tokens,
-    draft_outcome,
-    forced_rows,
-    time_of,
 )
 from penstock.core.scheduling.rows.background import make_room
 from penstock.core.scheduling.rows.running import Admissions, Launches, RunningSet
@@ -49,7 +46,9 @@ from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
     MAX_WAITING_SHOWN,
     Admission,
+    Preemption,
     ScheduledStep,
+    StepRecord,
     make_record,
     waiting_reasons,
 )
@@ -57,11 +56,9 @@ from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
 from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.steps.draft_lengths import draft_lengths
-from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom, FixedLengths
-from penstock.core.steps.forced_lengths import ForcedLengths
+from penstock.core.steps.drafts import DraftLengths, DraftRoom
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
-from penstock.core.steps.prefill_pace import PrefillPace, Room, chunk_for_stages
+from penstock.core.steps.prefill_pace import PrefillPace, PromptRoom, chunk_for_stages
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
     AddRequest,
@@ -69,6 +66,7 @@ from penstock.ipc.messages import (
     ErrorCode,
     GrammarPrepared,
     ImageEncoded,
+    StepPlan,
     StepResult,
     TokenBatch,
     WorkerHello,
@@ -82,9 +80,7 @@ class Scheduler:
 
     def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
         self._options = options
-        self.draft_lengths: DraftLengths | None = None  # None: the worker guesses no tokens
-        self.draft_totals = DraftTotals()
-        self.drafts_of_last = 0, 0  # tokens guessed and accepted in the last step that has returned
+        self.drafting = Drafting()
         self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
@@ -128,11 +124,7 @@ class Scheduler:
         self.limits, num_stages = limits, limits.num_stages
         self.max_in_flight = num_stages + self._options.pipeline_depth
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
-        before = self.draft_lengths
-        lengths = draft_lengths(limits.max_drafts, before.others if isinstance(before, ForcedLengths) else before)
-        self.draft_lengths = lengths and ForcedLengths(
-            lengths, limits.max_drafts, are_only_forced=limits.drafter == "grammar"
-        )
+        self.drafting.follow(limits)
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
             enable_prefix_caching=self._options.enable_prefix_caching, tier_totals=self.tier_totals,
@@ -160,7 +152,7 @@ class Scheduler:
         )  # fmt: skip
         self._launches = Launches(
             self.running, self.kv, self.policy, self._yielding.preempt, self.totals, num_stages,
-            has_drafts=self.draft_lengths is not None, images_are_whole=limits.images_are_whole,
+            has_drafts=self.drafting.lengths is not None, images_are_whole=limits.images_are_whole,
         )  # fmt: skip
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self.settling = Settling(self.kv, self.running, self.totals, self.accounts, self._remove)
@@ -360,56 +352,19 @@ class Scheduler:
         """
         if not self.can_schedule or self.is_on_trial:
             return None
-        if self.images is not None:
-            self.images.advance()
-        self.kv.now = now
-        if self.suspects.groups:
-            self.suspects.advance()
-        if self.disk is not None:
-            self.disk.advance(is_idle=not len(self.running) and not self.waiting.num_seqs)
-        if self.handovers is not None:
-            for request in self.handovers.advance():
-                self._end(request, LOST, "internal", self.ended)
-        if self.levels is not None:
-            self._advance_levels(self.levels, now, self.ended)
-        if self.batches is not None and self.batches.begin(self.requests.values(), self.limits.max_num_seqs, now):
-            self._yielding.look_again()
-        running, launches, builder = self.running, self._launches, PlanBuilder()
-        head = self.waiting.head() if self.waiting.num_seqs else None
-        if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
-            self._yielding.make_way()
-        behind_us = None  # for prompts in the background
-        if running.background or (head is not None and head.request.is_background):
-            behind_us = make_room(running, self._pace)
-        admitted: list[Admission] = []
+        self._advance(now)
+        running, launches, drafting = self.running, self._launches, self.drafting
+        background_us = self._make_way()
+        builder, admitted = PlanBuilder(), list[Admission]()
         decodes, starts = launches.decodes(builder)
         num_decodes = len(running.decodes)
-        num_drafts = [] if self.draft_lengths is None else self._add_drafts(builder, self.draft_lengths, decodes)
-        blocked_by = ""
+        num_drafts = [] if drafting.lengths is None else self._add_drafts(builder, drafting.lengths, decodes)
         if running.prefills or self.waiting.num_seqs:
-            # All decodes may be in one step again, and so may draining sequences if drafts assumed right are rejected.
-            num_rows = num_decodes + (0 if self.draft_lengths is None else len(running.draining))
-            num_tokens = max(num_rows, len(starts) + sum(num_drafts))
-            longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
-            most = self.limits.max_num_batched_tokens - num_tokens
-            if self.limits.num_stages > 1:
-                num_pending = self.waiting.num_tokens + running.num_pending  # if no waiting prefix is cached
-                most = min(most, chunk_for_stages(num_pending, self.limits.num_stages))
-            guesses_us = self._guesses_us(num_drafts) if num_drafts else 0.0
-            for_prompts = self._pace.room(most, starts, longest_us, guesses_us)
-            behind = None if behind_us is None else Room(for_prompts.num_tokens, behind_us, self._pace)
+            room = self._room_for_prompts(starts, num_drafts, background_us)
             if running.prefills:
-                launches.prefills(builder, for_prompts, behind, is_alone=not starts and not self.in_flight)
+                launches.prefills(builder, room, is_alone=not starts and not self.in_flight)
             if self.waiting.num_seqs:
-                if self.levels is not None and running.num_free_rows:
-                    self.levels.check_head(now, running.num_left)
-                blocked_by = self._admissions.admit(
-                    builder, for_prompts, behind, admitted, is_stalled=launches.is_stalled
-                )
-                if self.levels is not None:
-                    for admission in admitted:
-                        self.levels.admitted(self.requests[admission.request_id], now)
-                self._blocked_by = blocked_by
+                self._admit(builder, room, admitted, now)
         chunks = builder.chunks
         if not starts and not chunks and not any(each is not None and each.awaits_plan for each in self._movers):
             return None
@@ -427,7 +382,7 @@ class Scheduler:
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
-        if self.draft_lengths is not None:  # draining sequences may decode again
+        if drafting.lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
@@ -440,22 +395,74 @@ class Scheduler:
             self._yielding.preempted = []
         record = None
         if with_record:
-            why = [(seq.request_id, seq.sequence_idx, why) for seq, why in self.reasons().waiting(MAX_WAITING_SHOWN)]
-            counts = waiting_reasons(self.waiting, blocked_by)
-            predicted_us = predicted[1] if predicted is not None else 0
-            drafts = "" if self.draft_lengths is None else self.draft_lengths.why
-            record = make_record(
-                decodes, builder, admitted, preempted, self.kv, why, counts, predicted_us, plan, drafts
-            )
+            record = self._record(plan, builder, decodes, admitted, preempted, predicted[1] if predicted else 0)
         return ScheduledStep(plan, record, admitted, preempted)
 
+    def _advance(self, now: float) -> None:
+        """Bring everything up to date that time, or what came since the last step, has changed."""
+        if self.images is not None:
+            self.images.advance()
+        self.kv.now = now
+        if self.suspects.groups:
+            self.suspects.advance()
+        if self.disk is not None:
+            self.disk.advance(is_idle=not len(self.running) and not self.waiting.num_seqs)
+        if self.handovers is not None:
+            for request in self.handovers.advance():
+                self._end(request, LOST, "internal", self.ended)
+        if self.levels is not None:
+            self._advance_levels(self.levels, now, self.ended)
+        if self.batches is not None and self.batches.begin(self.requests.values(), self.limits.max_num_seqs, now):
+            self._yielding.look_again()
+
+    def _make_way(self) -> float | None:
+        """Preempt for the head of the queue; return the microseconds for background prompts, if they are limited."""
+        running = self.running
+        head = self.waiting.head() if self.waiting.num_seqs else None
+        if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
+            self._yielding.make_way()
+        if running.background or (head is not None and head.request.is_background):
+            return make_room(running, self._pace)
+        return None
+
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
-        """Let the worker guess tokens; prompts keep nearly all their room."""
+        """Let the worker draft tokens; prompts keep nearly all their room."""
         running, most = self.running, self.limits.max_num_batched_tokens
         has_prompts = bool(running.prefills or (self.waiting.num_seqs and running.num_free_rows))
         is_awaited = any(step.num_drafts for step in self.in_flight)
         room = DraftRoom.of_step(most, len(running), self._launches.num_context, has_prompts, is_awaited)
         return builder.add_drafts(lengths, room, decodes, self.kv)
+
+    def _room_for_prompts(self, starts: list[int], num_drafts: ListOf[int], background_us: float | None) -> PromptRoom:
+        """The room that the decodes at these positions, with so many drafts each, leave for prompts."""
+        running, num_stages = self.running, self.limits.num_stages
+        # All decodes may be in one step again, and so may draining sequences if drafts assumed right are rejected.
+        num_rows = len(running.decodes) + (0 if self.drafting.lengths is None else len(running.draining))
+        most = self.limits.max_num_batched_tokens - max(num_rows, len(starts) + sum(num_drafts))
+        if num_stages > 1:
+            num_pending = self.waiting.num_tokens + running.num_pending  # if no waiting prefix is cached
+            most = min(most, chunk_for_stages(num_pending, num_stages))
+        longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
+        drafts_us = self.drafting.added_us(num_drafts) if num_drafts else 0.0
+        return PromptRoom(self._pace.room(most, starts, longest_us, drafts_us), background_us, self._pace)
+
+    def _admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission], now: float) -> None:
+        """Let waiting sequences enter rows, and note why the next one does not."""
+        if self.levels is not None and self.running.num_free_rows:
+            self.levels.check_head(now, self.running.num_left)
+        self._blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._launches.is_stalled)
+        if self.levels is not None:
+            for admission in admitted:
+                self.levels.admitted(self.requests[admission.request_id], now)
+
+    def _record(
+        self, plan: StepPlan, builder: PlanBuilder, decodes: DecodeBatch, admitted: list[Admission],
+        preempted: list[Preemption], predicted_us: int,
+    ) -> StepRecord:  # fmt: skip
+        why = [(seq.request_id, seq.sequence_idx, why) for seq, why in self.reasons().waiting(MAX_WAITING_SHOWN)]
+        counts = waiting_reasons(self.waiting, self._blocked_by)
+        drafts = "" if self.drafting.lengths is None else self.drafting.lengths.why
+        return make_record(decodes, builder, admitted, preempted, self.kv, why, counts, predicted_us, plan, drafts)
 
     def _vacate(self, seq: Sequence, at_end: bool) -> None:
         self._leave_row(seq)
@@ -488,42 +495,23 @@ class Scheduler:
         if now is not None:
             self.kv.now = now
         if step.decodes.seqs or step.chunks:  # otherwise it only copied pages
-            outcome, guesses_us = None, 0.0
-            if self.draft_lengths is not None:
-                outcome = self._note_drafts(self.draft_lengths, step, result, counts)
-                guesses_us = 0.0 if outcome is None else self._guesses_us(outcome.num_guessed)
-                if result.drafter_error:  # guess no more; drafts in flight still count
-                    self.draft_lengths = FixedLengths(0)
+            outcome, drafts_us = None, 0.0
+            if self.drafting.lengths is not None:
+                outcome = self.drafting.returned(step, result, counts)
+                drafts_us = 0.0 if outcome is None else self.drafting.added_us(outcome.num_guessed)
+                if result.drafter_error:
+                    self.drafting.stop()
                     self.limits = replace(self.limits, max_drafts=0)
-            self._pace.note(step, result, guesses_us)
+            self._pace.note(step, result, drafts_us)
             self.accounts.settle(step, result.num_forward_us, self._pace.step_time.rates, self.kv.now, outcome)
         if result.num_copied_pages and self._swapping is not None:
             self._swapping.note(result)
         if self._hooks.on_step is not None:
             self._hooks.on_step(step)
         told = self.settling.apply(step, result, tokens, counts)
-        if result.num_forced and isinstance(self.draft_lengths, ForcedLengths):
-            for seq, num_forced in forced_rows(step, result):
-                self.draft_lengths.forced(seq, num_forced)
+        if result.num_forced:
+            self.drafting.forced(step, result)
         return told
-
-    def _guesses_us(self, num_drafts: ListOf[int]) -> float:
-        """The microseconds that these guesses add to a step."""
-        lengths = self.draft_lengths
-        return 0.0 if lengths is None else lengths.guesses_us(sum(num_drafts), max(num_drafts))
-
-    def _note_drafts(
-        self, lengths: DraftLengths, step: InFlightStep, result: StepResult, counts: list[int]
-    ) -> DraftOutcome | None:
-        if step.num_drafts:
-            outcome = draft_outcome(step, result, counts)
-            self.drafts_of_last = self.draft_totals.note(outcome, lengths.saved_us(outcome))
-            lengths.note(outcome)
-            return outcome
-        self.drafts_of_last = 0, 0
-        if not step.chunks:
-            lengths.note_plain(len(step.decodes.seqs), step.num_context, time_of(result))
-        return None
 
     def _remove(self, seq: Sequence) -> None:
         """A sequence ends, for any reason: free its row and pages, and remove it from its request."""
@@ -594,7 +582,7 @@ class Scheduler:
         """Return the counters as they are sent to the frontends."""
         what = self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by, self.disk
         return engine_stats(
-            *what, self.handovers, self.draft_totals, has_drafter=self.limits.max_drafts > 0,
+            *what, self.handovers, self.drafting.totals, has_drafter=self.limits.max_drafts > 0,
             max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready,
             images=None if self.images is None else self.images.stats(),
         )  # fmt: skip

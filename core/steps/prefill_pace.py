@@ -9,6 +9,7 @@ from collections.abc import Sequence as ListOf
 from math import inf, sqrt
 from operator import mul
 
+from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
 from penstock.ipc.messages import StepResult
 
@@ -169,6 +170,39 @@ class Room:
         self.num_tokens -= num_new
         if self._num_us is not None and self._pace is not None:
             self._num_us -= self._pace.chunk_us(start, num_new)
+
+
+class PromptRoom:
+    """The room for chunks of prompts in a step. Background requests beside others get only a part of it."""
+
+    __slots__ = ("all", "background")
+
+    def __init__(self, room: Room, background_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
+        """`background_us`: time for background prompts; None: they are treated like all others."""
+        self.all = room
+        self.background = None if background_us is None else Room(room.num_tokens, background_us, pace)
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens, whatever time they take."""
+        return self.all.num_tokens
+
+    def is_limited(self, seq: Sequence) -> bool:
+        """Whether the sequence gets only the background's part."""
+        return self.background is not None and seq.request.is_background
+
+    def tokens_for(self, seq: Sequence, start: int) -> int:
+        """Return how many tokens the sequence's chunk from `start` on may have; 0 if there is no room."""
+        most = self.all.tokens_from(start)
+        if self.background is not None and seq.request.is_background:
+            return min(most, self.background.tokens_from(start))
+        return most
+
+    def use(self, seq: Sequence, start: int, num_new: int) -> None:
+        """A chunk was launched."""
+        self.all.use(start, num_new)
+        if self.background is not None and seq.request.is_background:
+            self.background.use(start, num_new)
 
 
 class PrefillPace:

@@ -178,7 +178,7 @@ def make_scheduler(options: SchedulerOptions, limits: WorkerLimits, *, peers: Pe
     """`peers`: prefill engines, as `Arrivals` knows them."""
     scheduler = Scheduler(options, limits)
     if limits.max_drafts:
-        scheduler.draft_lengths = FixedLengths(limits.max_drafts)
+        scheduler.drafting.lengths = FixedLengths(limits.max_drafts)
     if peers is not None and scheduler.handovers is not None:
         scheduler.handovers.arrivals.peers = peers
     return scheduler

@@ -25,7 +25,7 @@ from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import DecodeBatch, Pages, PlanBuilder
-from penstock.core.steps.prefill_pace import MIN_TOKENS, Room
+from penstock.core.steps.prefill_pace import MIN_TOKENS, PromptRoom
 from penstock.core.steps.whole_images import whole_end
 
 
@@ -190,16 +190,13 @@ class Launches:
         self._totals = totals
         self._num_parts = num_parts
         self._last: DecodeBatch | None = None
-        self.num_context = 0
-        """Sum of the positions of the decodes that were launched last."""
         self._has_drafts = has_drafts
         self._images_are_whole = images_are_whole
+        # Pages, too few for a whole image, of a sequence in an epoch: they are sent with its next chunk.
         self._unsent: list[tuple[Sequence, int, Pages]] = []
-        """Pages, too few for a whole image, of a sequence in an epoch: they are sent with its next chunk."""
-        self.takes_all = num_parts == 1
-        """Whether each step takes all decodes."""
-        self.is_stalled = False
-        """Whether, in this step, a sequence waits for pages of others that are about to end."""
+        self.num_context = 0  # sum of the positions of the decodes that were launched last
+        self.takes_all = num_parts == 1  # whether each step takes all decodes
+        self.is_stalled = False  # whether, in this step, a sequence waits for pages of others that are about to end
 
     def decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         """Begin a step: launch one token of each decode. Returns these decodes and their positions."""
@@ -264,56 +261,56 @@ class Launches:
             kv.snapshots.decodes_on(seq, seq.num_computed_tokens)
         return True
 
-    def prefills(self, builder: PlanBuilder, room: Room, behind: Room | None, *, is_alone: bool) -> None:
-        """Launch the next chunks of prefills; `is_alone`: nothing else is in this step or in flight.
-
-        `behind`: the room for background prefills; None: there are none, or they share `room`.
-        """
+    def prefills(self, builder: PlanBuilder, room: PromptRoom, *, is_alone: bool) -> None:
+        """Launch the next chunks of prefills; `is_alone`: nothing else is in this step or in flight."""
         seqs = list(self._running.prefills)
-        if behind is not None:
+        if room.background is not None:
             seqs.sort(key=_is_background)
         for seq in seqs:
             if seq.row < 0:
                 continue
             start = seq.num_computed_tokens
-            is_behind = behind is not None and seq.request.is_background
-            num_tokens = room.tokens_from(start)
-            if behind is not None and is_behind:
-                num_tokens = min(num_tokens, behind.tokens_from(start))
+            num_tokens = room.tokens_for(seq, start)
             if num_tokens <= 0:
-                if is_behind or builder.chunks or room.num_tokens <= 0:
+                if room.is_limited(seq) or builder.chunks or room.num_tokens <= 0:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
             end = min(start + num_tokens, seq.num_tokens)
-            is_whole = self._images_are_whole and seq.request.images
-            if is_whole:
+            if self._images_are_whole and seq.request.images:
                 end = whole_end(seq, start, end, start + room.num_tokens)
-                num_tokens = end - start
                 if end == start:
                     continue  # wait for a step with room for the whole image
+            self._send_pages(seq, builder)
             if end > seq.launch_limit:  # only with window groups: they get pages chunk by chunk
-                least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
-                self._send_pages(seq, builder)
-                num_tokens = min(end, self._grow(seq, end, least, builder, is_alone and not builder.chunks)) - start
+                end = self._end_with_pages(seq, end, builder, is_alone and not builder.chunks)
                 if seq.row < 0:
-                    if is_whole:
-                        builder.take_pages(seq)
                     continue
-                if is_whole:
-                    num_tokens = whole_end(seq, start, start + num_tokens, start + num_tokens) - start
-                if num_tokens <= 0:
-                    if is_whole:
-                        self._unsent.append((seq, seq.epoch, builder.take_pages(seq)))
+                if end <= start:
                     self.is_stalled = True
                     break
-            else:
-                self._send_pages(seq, builder)
+            num_tokens = end - start
             if self._kv.snapshots is not None:
                 num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
-            num_new = builder.add_next_chunk(seq, num_tokens)
-            room.use(start, num_new)
-            if behind is not None and is_behind:
-                behind.use(start, num_new)
+            room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
+
+    def _end_with_pages(self, seq: Sequence, end: int, builder: PlanBuilder, can_preempt: bool) -> int:
+        """Give a prefill pages for a chunk that ends at `end` or, if there are too few, before; return where.
+
+        The sequence itself may be preempted (`can_preempt`).
+        """
+        start = seq.num_computed_tokens
+        is_whole = self._images_are_whole and seq.request.images
+        least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
+        end = min(end, self._grow(seq, end, least, builder, can_preempt))
+        if not is_whole:
+            return end
+        if seq.row < 0:
+            builder.take_pages(seq)
+            return start
+        end = whole_end(seq, start, end, end)
+        if end <= start:
+            self._unsent.append((seq, seq.epoch, builder.take_pages(seq)))
+        return end
 
     def _send_pages(self, seq: Sequence, builder: PlanBuilder) -> None:
         if self._unsent:
@@ -322,7 +319,7 @@ class Launches:
                     builder.add_pages(seq, *pages)
             self._unsent = [each for each in self._unsent if each[0] is not seq and each[0].row >= 0]
 
-    def _grow(self, seq: Sequence, end: int, least: int, builder: PlanBuilder, is_alone: bool) -> int:
+    def _grow(self, seq: Sequence, end: int, least: int, builder: PlanBuilder, can_preempt: bool) -> int:
         """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.
 
         With less than `least` it could compute nothing.
@@ -330,7 +327,7 @@ class Launches:
         Sequences in this step or in flight are not preempted for this: their pages come back anyway, or they continue.
         """
         pages = self._kv.grow(seq, end)
-        while is_alone and seq.launch_limit < least:
+        while can_preempt and seq.launch_limit < least:
             victim = self._running.victim(self._policy)
             self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
             if victim is seq:
@@ -425,12 +422,10 @@ class Admissions:
         self._is_held = False
         self._blocked = None
 
-    def admit(
-        self, builder: PlanBuilder, room: Room, behind: Room | None, admitted: list[Admission], *, is_stalled: bool
-    ) -> str:
+    def admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission], *, is_stalled: bool) -> str:
         """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
 
-        `behind`: as in `Launches.prefills`. `is_stalled`: some running sequence lacks a page.
+        `is_stalled`: some running sequence lacks a page.
         """
         waiting = self._waiting
         suspects = self._suspects if self._suspects.groups else None
@@ -440,21 +435,8 @@ class Admissions:
             elif is_sibling_ready(request):
                 waiting.unpark(request)
         while (seq := waiting.head()) is not None:
-            if self._batches is not None and (why := self._batches.why_not(seq.request)):
+            if why := self._why_not(seq, room, is_stalled):
                 return why
-            if room.tokens_from(0) <= 0:
-                return "token budget"
-            is_behind = seq.request.is_background
-            if is_behind and (behind.tokens_from(0) <= 0 if behind is not None else self._running.has_others):
-                return "others are served first"
-            if not self._running.num_free_rows:
-                return "no free row"
-            if is_stalled or self._lacks_pages_still(seq):
-                return "no free pages"
-            if self._hooks.may_join is not None and not self._hooks.may_join(seq.request):
-                return "targets of those that run"
-            if self._is_held and len(self._running) and seq is not self._favoured:
-                return "no free pages since a preemption"
             may_run = suspects is None or suspects.may_run(seq.request)
             start = find_start(seq, self._kv) if may_run else None
             if start is None:
@@ -462,44 +444,67 @@ class Admissions:
                 if not may_run:
                     self._give_up_grammar(seq.request)
                 continue
-            if seq.request.sampling.grammar and not self._grammars.admits(seq.request):
+            # A gate that does not admit a request has taken it out of the queue until its answer comes.
+            if not self._is_prepared(seq, start):
                 continue
-            if self._disk is not None and not self._disk.admits(seq, start):
-                continue
-            if self._images is not None and seq.request.images:
-                if not self._images.admits(seq.request, start.num_tokens):
-                    continue
-                if self._images_are_whole and self._first_end(seq, start.num_tokens, room) == start.num_tokens:
-                    return "token budget"
+            if self._images_are_whole and seq.request.images and not self._first_image_fits(seq, start, room):
+                return "token budget"
             if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
                 continue
             if not self._enter(seq, start, builder):
                 if self._arrivals is not None:
                     self._arrivals.unpin()
                 return "no free pages"
-            num_tokens = (seq.num_tokens, start.num_tokens)
-            num_host_pages = len(start.hit.host_page_ids)
-            admitted.append(
-                Admission(seq.request_id, seq.sequence_idx, seq.row, *num_tokens, start.is_fork, num_host_pages)
-            )
-            start_at = seq.num_computed_tokens
-            budget = max(1, room.tokens_from(start_at))
-            if behind is not None and is_behind:
-                budget = max(1, min(budget, behind.tokens_from(start_at)))
-            if self._images_are_whole and seq.request.images:
-                most = start_at + room.num_tokens
-                budget = whole_end(seq, start_at, min(start_at + budget, seq.num_tokens), most) - start_at
-            builder.add_pages(seq, *self._kv.grow(seq, min(start_at + budget, seq.num_tokens)))
-            budget = min(budget, seq.launch_limit - start_at)
-            if self._images_are_whole and seq.request.images:
-                budget = whole_end(seq, start_at, start_at + budget, start_at + budget) - start_at
-            if self._kv.snapshots is not None:
-                budget = self._kv.snapshots.chunk(seq, start_at, budget)
-            num_new = builder.add_next_chunk(seq, budget)
-            room.use(start_at, num_new)
-            if behind is not None and is_behind:
-                behind.use(start_at, num_new)
+            what = seq.num_tokens, start.num_tokens, start.is_fork, len(start.hit.host_page_ids)
+            admitted.append(Admission(seq.request_id, seq.sequence_idx, seq.row, *what))
+            self._launch_first_chunk(seq, builder, room)
         return ""
+
+    def _why_not(self, seq: Sequence, room: PromptRoom, is_stalled: bool) -> str:
+        """Why the head of the queue, and with it all others, cannot enter in this step; "": it may."""
+        request = seq.request
+        if self._batches is not None and (why := self._batches.why_not(request)):
+            return why
+        if room.all.tokens_from(0) <= 0:
+            return "token budget"
+        if request.is_background and (
+            room.tokens_for(seq, 0) <= 0 if room.background is not None else self._running.has_others
+        ):
+            return "others are served first"
+        if not self._running.num_free_rows:
+            return "no free row"
+        if is_stalled or self._lacks_pages_still(seq):
+            return "no free pages"
+        if self._hooks.may_join is not None and not self._hooks.may_join(request):
+            return "targets of those that run"
+        if self._is_held and len(self._running) and seq is not self._favoured:
+            return "no free pages since a preemption"
+        return ""
+
+    def _is_prepared(self, seq: Sequence, start: Start) -> bool:
+        """Whether all that the request needs before its first step is there: grammar, pages on disk, images."""
+        request = seq.request
+        return (
+            (not request.sampling.grammar or self._grammars.admits(request))
+            and (self._disk is None or self._disk.admits(seq, start))
+            and (self._images is None or not request.images or self._images.admits(request, start.num_tokens))
+        )
+
+    def _launch_first_chunk(self, seq: Sequence, builder: PlanBuilder, room: PromptRoom) -> None:
+        """Launch the first chunk of a sequence that has just entered a row."""
+        start = seq.num_computed_tokens
+        is_whole = self._images_are_whole and seq.request.images
+        end = min(start + max(1, room.tokens_for(seq, start)), seq.num_tokens)
+        if is_whole:
+            end = whole_end(seq, start, end, start + room.num_tokens)
+        builder.add_pages(seq, *self._kv.grow(seq, end))
+        end = min(end, seq.launch_limit)
+        if is_whole:
+            end = whole_end(seq, start, end, end)
+        num_tokens = end - start
+        if self._kv.snapshots is not None:
+            num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
+        room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
 
     def gates_admit(self, seq: Sequence) -> bool:
         """Return whether the worker has the grammar and images of the head of the queue; otherwise the head is held."""
@@ -511,9 +516,10 @@ class Admissions:
         start = find_start(seq, self._kv)
         return start is None or self._images.admits(request, start.num_tokens)
 
-    def _first_end(self, seq: Sequence, start: int, room: Room) -> int:
-        """Where the sequence's first chunk ends at the earliest; `start` if a step has no room for that chunk."""
-        return whole_end(seq, start, start + 1, start + room.num_tokens)
+    def _first_image_fits(self, seq: Sequence, start: Start, room: PromptRoom) -> bool:
+        """Whether the step has room for the shortest first chunk: it ends behind an image, or before one."""
+        first = start.num_tokens
+        return whole_end(seq, first, first + 1, first + room.num_tokens) > first
 
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
         """Pages of the first group for all known tokens, and one per window group, which gets more with its chunks."""

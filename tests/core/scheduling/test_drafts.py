@@ -168,8 +168,8 @@ class Timed(Driver):
         self._adapt()
 
     def _adapt(self) -> None:
-        if self.scheduler.draft_lengths is not None:
-            self.scheduler.draft_lengths = AdaptiveLengths(self.limits.max_drafts)
+        if self.scheduler.drafting.lengths is not None:
+            self.scheduler.drafting.lengths = AdaptiveLengths(self.limits.max_drafts)
 
     def process(self) -> Deltas:
         num_guessed = sum(unpack_int32(self.results[0].num_drafted))

@@ -34,7 +34,7 @@ def with_head(head: Path, count: int = 3, method: str = "eagle") -> dict[str, st
 
 def spied(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """Let it guess in every step; notes each text that is guessed after, and the guesses."""
-    engine.scheduler.draft_lengths = FixedLengths(engine.hello.max_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
     drafter, noted = engine.runner._drafter, []
     assert drafter is not None
     guess = drafter.guess
@@ -64,7 +64,7 @@ def check_exact(plain: Engine, engine: Engine) -> None:
 
 def check_steps(plain: Engine, engine: Engine, num_drafts: int) -> None:
     """All guesses are right, if there are some in every step."""
-    engine.scheduler.draft_lengths = FixedLengths(num_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(num_drafts)
     for sampling in (GREEDY, replace(GREEDY, temperature=0.9, seed=5)):
         before = plain.scheduler.totals.num_steps, engine.scheduler.totals.num_steps
         assert engine.run(PROMPTS, sampling) == plain.run(PROMPTS, sampling)

@@ -51,7 +51,7 @@ def test_the_distribution_is_the_models(checkpoint: Callable[..., Checkpoint], t
     options = schedule(4096, 16, 1, num_tokens=64 * 32) | {"max_num_seqs": 64}
     sampling = [SamplingParams(max_tokens=NUM_NEW, temperature=TEMPERATURE, seed=i) for i in range(NUM_SEQUENCES)]
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
-    engine.scheduler.draft_lengths = FixedLengths(engine.hello.max_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
     texts = texts_of(engine, sampling)
     assert texts == texts_of(Engine(folder, **options), sampling)
     exact = probabilities(model, NUM_NEW)

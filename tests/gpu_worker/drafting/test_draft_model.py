@@ -58,7 +58,7 @@ class Drafting(Engine):
     def __init__(self, folder: Path, draft: Path, num_drafts: int = 3, *, of_draft: Any = (), **options: Any) -> None:
         speculative = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": num_drafts}
         super().__init__(folder, speculative_config=json.dumps(speculative | dict(of_draft)), **options)
-        self.lengths = self.scheduler.draft_lengths = Lengths(num_drafts)
+        self.lengths = self.scheduler.drafting.lengths = Lengths(num_drafts)
 
     @property
     def drafter(self) -> DraftModel:

@@ -51,7 +51,7 @@ def with_trees(engine: Engine, texts: list[list[int]]) -> list[int]:
 
     engine.runner._compute = note  # type: ignore[method-assign, assignment]
     engine.runner.draft_with(partial(RememberedTrees, texts))
-    engine.scheduler.draft_lengths = FixedLengths(RememberedTrees.max_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(RememberedTrees.max_drafts)
     return num_nodes
 
 
@@ -139,7 +139,7 @@ def test_each_node_has_the_logits_of_its_path(checkpoint: Make, kernels: str, kv
     engine = Engine(folder, **options)
     found = watch(engine)
     engine.runner.draft_with(OneTree)
-    engine.scheduler.draft_lengths = FixedLengths(OneTree.max_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(OneTree.max_drafts)
     engine.run(PROMPTS, replace(GREEDY, max_tokens=10))
     in_trees = found[1].split(1 + OneTree.max_drafts)
     paths = DraftTree(0, 0, OneTree.token_ids, OneTree.parents).paths()

@@ -54,7 +54,7 @@ def check(folder: Path, sampling: tuple[SamplingParams, ...], **options: Any) ->
     ids = [engine.add(prompt, params) for prompt, params in zip(PROMPTS, sampling, strict=True)]
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
     engine.runner.draft_with(partial(Remembered, known))
-    engine.scheduler.draft_lengths = FixedLengths(3)
+    engine.scheduler.drafting.lengths = FixedLengths(3)
     engine.drain()
     assert [[engine.outputs[name, 0]] for name in ids] == expected
     assert any(plan.num_drafts for plan in plans)
@@ -92,7 +92,7 @@ def test_a_drafter_that_fails_is_switched_off_and_the_scheduler_told(checkpoint:
     engine = Engine(folder, **options)
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
     engine.runner.draft_with(partial(guarded, partial(Failing, known)))
-    engine.scheduler.draft_lengths = FixedLengths(3)
+    engine.scheduler.drafting.lengths = FixedLengths(3)
     engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, max_drafts=3, drafter="failing")
     assert engine.run(PROMPTS, SAMPLING) == expected
     told = engine.scheduler.stats().drafts

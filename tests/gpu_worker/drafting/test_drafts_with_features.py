@@ -82,13 +82,13 @@ def run(
     names = {engine.add(PROMPT, params, N): name for name, params in requests.items()}
     if make is not None:
         engine.runner.draft_with(make)
-        engine.scheduler.draft_lengths = FixedLengths(k)
+        engine.scheduler.drafting.lengths = FixedLengths(k)
     num_steps = 0
     while engine.has_work:
         num_steps += 1
         for delta in engine.step().deltas:
             engine._take(delta)
-    totals = engine.scheduler.draft_totals
+    totals = engine.scheduler.drafting.totals
 
     def by_name(found: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
         return {(names[request], i): each for (request, i), each in found.items()}

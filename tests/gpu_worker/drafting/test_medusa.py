@@ -129,7 +129,7 @@ def test_the_right_path_of_a_tree_is_taken(tmp_path: Path, checkpoint: Make, ker
     plain = Engine(tmp_path / "model", cpu_kernels=kernels)
     engine = Engine(tmp_path / "model", cpu_kernels=kernels, **with_tree(tmp_path / "head", tree, 6))
     assert engine.hello.max_drafts == 6
-    engine.scheduler.draft_lengths = FixedLengths(6)
+    engine.scheduler.drafting.lengths = FixedLengths(6)
     assert engine.run(PROMPTS, GREEDY) == plain.run(PROMPTS, GREEDY)
     # At the end of a request fewer nodes are guessed than the path needs.
     assert engine.scheduler.totals.num_steps <= 4 + plain.scheduler.totals.num_steps // 4

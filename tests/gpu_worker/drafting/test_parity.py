@@ -87,7 +87,7 @@ def test_tokens_are_those_of_plain_decoding(
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
     always = Always(engine.hello.max_drafts)
     if is_always:
-        engine.scheduler.draft_lengths = always
+        engine.scheduler.drafting.lengths = always
     for _ in range(1 + cached):
         assert engine.run(PROMPTS, SAMPLING, n=2) == plain
     if is_always and not is_tight:
@@ -105,5 +105,5 @@ def test_logprobs_are_those_of_plain_decoding(checkpoint: Make, tmp_path: Path, 
     sampling = [replace(params, num_logprobs=3, prompt_logprobs=1) for params in SAMPLING]
     expected = Engine(folder, **options).run(PROMPTS, sampling)
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
-    engine.scheduler.draft_lengths = FixedLengths(engine.hello.max_drafts)
+    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
     assert engine.run(PROMPTS, sampling) == expected

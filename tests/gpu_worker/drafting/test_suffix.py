@@ -30,7 +30,7 @@ def ask(
     request_id = f"{before}-{salt}"
     engine.outputs[request_id, 0] = []
     assert engine.add_request(AddRequest(request_id, pack_int32(prompt), sampling, cache_salt=salt)) is None
-    engine.scheduler.draft_lengths = FixedLengths(6)  # as many as there are, whether they pay or not
+    engine.scheduler.drafting.lengths = FixedLengths(6)  # as many as there are, whether they pay or not
     engine.drain()
     return engine.outputs[request_id, 0], engine.scheduler.totals.num_steps - before
 

@@ -39,7 +39,7 @@ def test_tokens_are_those_of_the_cpu(checkpoint: Callable[..., Checkpoint], monk
     device = use_fake_cuda(monkeypatch)
     speculative = json.dumps({"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2})
     engine = Engine(folder, device="cuda", speculative_config=speculative, **options)
-    lengths = engine.scheduler.draft_lengths = Lengths(2)
+    lengths = engine.scheduler.drafting.lengths = Lengths(2)
     assert engine.run(PROMPTS, SAMPLING) == expected
     assert lengths.num_guessed >= 4
     assert lengths.num_right >= 0.9 * lengths.num_guessed
@@ -55,7 +55,7 @@ def test_warm_up_meets_what_it_launches(checkpoint: Callable[..., Checkpoint], m
     options = schedule(100, 16, 1, num_tokens=3000, cached=True)
     speculative = json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2})
     engine = Engine(folder, device="cuda", max_num_seqs=6, speculative_config=speculative, **options)
-    engine.scheduler.draft_lengths = Lengths(2)
+    engine.scheduler.drafting.lengths = Lengths(2)
     known = dict(kinds)
     kinds.clear()
     engine.run(prompts((1, 2, 5, 17, 90, 150, 300, 40, 64), seed=3), GREEDY)

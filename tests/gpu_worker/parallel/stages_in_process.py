@@ -152,7 +152,7 @@ class StagedEngine(Engine):
         if texts is not None:
             for each in self.stages.started:
                 each.runner.draft_with(partial(Remembered, texts))
-            self.scheduler.draft_lengths = FixedLengths(3)
+            self.scheduler.drafting.lengths = FixedLengths(3)
         self._pending = deque()
         self._num_added = 0
         self.outputs, self.last_delta = {}, {}
