@@ -140,6 +140,8 @@ class Scheduler:
             self.handovers = Handovers(*what, self.handovers)
         if limits.max_embedding_bytes and self.images is None:
             self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes)
+        gates = self.images, self.disk, self.handovers, self.levels, self.batches
+        self._has_gates = any(each is not None for each in gates)
         self._movers = (self.disk, None if self.handovers is None else self.handovers.arrivals)
         self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
         self._admissions = Admissions(
@@ -352,13 +354,16 @@ class Scheduler:
         """
         if not self.can_schedule or self.is_on_trial:
             return None
-        self._advance(now)
-        running, launches, drafting = self.running, self._launches, self.drafting
-        background_us = self._make_way()
-        builder, admitted = PlanBuilder(), list[Admission]()
+        self.kv.now = now
+        if self._has_gates or self.suspects.groups:
+            self._advance(now)
+        running, launches, builder = self.running, self._launches, PlanBuilder()
+        background_us = self._make_way() if self.waiting.num_seqs or running.background else None
+        admitted: list[Admission] = []
         decodes, starts = launches.decodes(builder)
         num_decodes = len(running.decodes)
-        num_drafts = [] if drafting.lengths is None else self._add_drafts(builder, drafting.lengths, decodes)
+        lengths = self.drafting.lengths
+        num_drafts = [] if lengths is None else self._add_drafts(builder, lengths, decodes)
         if running.prefills or self.waiting.num_seqs:
             room = self._room_for_prompts(starts, num_drafts, background_us)
             if running.prefills:
@@ -382,7 +387,7 @@ class Scheduler:
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
-        if drafting.lengths is not None:  # draining sequences may decode again
+        if lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
@@ -399,10 +404,9 @@ class Scheduler:
         return ScheduledStep(plan, record, admitted, preempted)
 
     def _advance(self, now: float) -> None:
-        """Bring everything up to date that time, or what came since the last step, has changed."""
+        """Bring up to date what time, or messages since the last step, have changed."""
         if self.images is not None:
             self.images.advance()
-        self.kv.now = now
         if self.suspects.groups:
             self.suspects.advance()
         if self.disk is not None:
