@@ -55,28 +55,36 @@ class EngineThread:
         self._inbox: deque[Message | None] = deque()  # None: the end
         self._wake = threading.Event()
         self._tell: Callable[[ToFrontend], object] = lambda message: None
-        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
-        self._loaded: Future[None] = Future()
-        self._ended: Future[None] = Future()
+        self._ended: Future[None] | None = None  # of the thread that was started last
 
     async def start(self) -> None:
-        """Load the model.
+        """Load the model. If this is cancelled, the thread ends once it has loaded: loading cannot be broken off.
 
         Raises:
             ConfigError: if the configuration or the checkpoint cannot work, or another engine lives in this process.
         """
+        await self.stop()  # a start that was cancelled may still be loading
         if not _in_use.acquire(blocking=False):
             raise ConfigError(
                 "another LLM lives in this process: close() it first, or start this one with engine='process'"
             )
-        self._thread.start()
-        await asyncio.wrap_future(self._loaded)
+        self._inbox.clear()
+        loaded: Future[None] = Future()
+        self._ended = Future()
+        threading.Thread(target=self._run, args=(loaded, self._ended), name="penstock-engine", daemon=True).start()
+        waiting = asyncio.wrap_future(loaded)
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            waiting.add_done_callback(lambda it: it.exception())  # nobody else will look at it
+            self.send(None)
+            raise
 
     async def stop(self) -> None:
         """End the thread, and free what it held."""
-        if self._thread.is_alive():
+        if self._ended is not None:
             self.send(None)
-            await asyncio.wrap_future(self._ended)
+            await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def addresses(self, name: str, model_fingerprint: str) -> list[EngineAddress]:
         """What a link to the engine needs. The engine may be silent for as long as a step takes."""
@@ -109,15 +117,15 @@ class EngineThread:
 
     # --- in the thread ------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, loaded: Future[None], ended: Future[None]) -> None:
         try:
             engine = InProcessEngine(self._config)
         except BaseException as error:
             _in_use.release()
-            self._ended.set_result(None)
-            self._loaded.set_exception(error)
+            ended.set_result(None)
+            loaded.set_exception(error)
             return
-        self._loaded.set_result(None)
+        loaded.set_result(None)
         try:
             self._serve(engine)
         except Exception as error:
@@ -132,7 +140,7 @@ class EngineThread:
             del engine
             gc.collect()  # weights and pool are in reference cycles
             _in_use.release()
-            self._ended.set_result(None)
+            ended.set_result(None)
 
     def _serve(self, engine: InProcessEngine) -> None:
         while True:

@@ -143,6 +143,8 @@ class InProcessEngine:
     @property
     def seconds_to_wait(self) -> float | None:
         """How long there will be nothing to compute, unless something else happens; None: for ever."""
+        if self._disk is not None and self._disk.is_busy and self.has_work:
+            return 0.0  # nobody says when pages have come: `step` looks
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
 

@@ -7,7 +7,7 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
@@ -42,8 +42,13 @@ class _Background:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Start the coroutine, and wait for its result."""
-        return self.submit(work).result()
+        """Start the coroutine, and wait for its result. If the wait is interrupted, it is cancelled."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def stop(self) -> None:
         """End loop and thread."""
@@ -57,14 +62,14 @@ class LLM:
 
     def __init__(self, model: str | Path = "", *, engine: EngineKind = "thread", **options: Any) -> None:
         """Load a model; see `AsyncLLM` for arguments and errors."""
-        background = _Background()
-        try:
-            self._llm = background.run(_made(model, engine, options))
-        except BaseException:
-            background.stop()
-            raise
-        self._background = background
+        self._llm = AsyncLLM(model, engine=engine, **options)
+        self._background = background = _Background()
         self._finalizer = weakref.finalize(self, _close, background, self._llm)
+        try:
+            background.run(self._llm.start())
+        except BaseException:
+            self.close()
+            raise
         self._max_in_flight = _ROWS_AHEAD * self._llm.config.scheduler.max_num_seqs
 
     def generate(
@@ -141,6 +146,10 @@ class LLM:
 
         Further prompts are read as outputs are taken. If a prompt fails, its output has `error` set.
         """
+        if isinstance(sampling_params, Mapping):
+            raise TypeError("sampling_params must be SamplingParams, or one for each prompt, not a dict")
+        if isinstance(prompts, Sized) and isinstance(sampling_params, Sized) and len(prompts) != len(sampling_params):
+            raise ValueError(f"there are {len(prompts)} prompts, but {len(sampling_params)} sampling parameters")
         each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
         pairs = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
         return self._as_they_finish((_whole(self._llm, prompt, params, i), params.n) for i, (prompt, params) in pairs)
@@ -185,12 +194,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-async def _made(model: str | Path, engine: EngineKind, options: dict[str, Any]) -> AsyncLLM:
-    llm = AsyncLLM(model, engine=engine, **options)
-    await llm.start()
-    return llm
 
 
 def _close(background: _Background, llm: AsyncLLM) -> None:

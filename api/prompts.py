@@ -54,7 +54,7 @@ def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
     if is_chat(prompt):
         return Chat(prompt)
     token_ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # arrays of numpy, tensors of torch
-    if not isinstance(token_ids, Sequence):
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes | bytearray):
         raise InvalidParameter(f"a prompt is a text, token ids or a chat, got {type(prompt).__name__}", param="prompt")
     return list(token_ids)
 
@@ -66,7 +66,8 @@ def is_chat(prompt: object) -> TypeGuard[Messages]:
 
 def each_prompt(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
     """The prompts of a batch; a single prompt is a batch of one."""
-    is_ids = isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+    is_array = hasattr(prompts, "tolist") and getattr(prompts, "ndim", 0) == 1
+    is_ids = is_array or (isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int))
     if isinstance(prompts, str | Mapping | Chat) or is_ids or is_chat(prompts):
         return [cast("Prompt", prompts)]
     return cast("Iterable[Prompt]", prompts)

@@ -55,7 +55,7 @@ class DiskTier:
             self.is_listed = True
             kept_empty = self._unlisted.intersection(unusable)
             self.num_unusable = len(kept_empty)
-            self._free = sorted(self._unlisted - kept_empty, reverse=True)
+            self._free = sorted({*self._free, *self._unlisted} - kept_empty, reverse=True)  # some were freed already
             self._unlisted.clear()
 
     def has(self, key: bytes) -> bool:

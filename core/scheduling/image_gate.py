@@ -87,14 +87,14 @@ class ImageGate:
             self._waiting.hold(request)
             self._asking[request] = needed
             request.awaits_images = True
-            request.embedding_ids = {}
             self._lines.setdefault(request.tenant, deque()).append(request)
             self.advance()
             return False
         for image, live in zip(needed, found, strict=True):
             self._num_found += request not in live.users
             self._use(request, image, live)
-        request.embedding_ids = {live.key: live.embedding_id for live in found}
+        # A sibling that runs may still need images that this sequence has found cached.
+        request.embedding_ids |= {live.key: live.embedding_id for live in found}
         return True
 
     def advance(self) -> None:

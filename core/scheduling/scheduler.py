@@ -177,6 +177,8 @@ class Scheduler:
             refitted(request, self.limits)
         if now:
             self.kv.now = now
+        if request.is_background:
+            self._pace.learn()  # beside others it gets time that must be known
         if self.batches is not None:
             self.batches.arrived(request)
         if self.levels is not None and (refusal := self.levels.arrived(request, now)) is not None:

@@ -220,6 +220,10 @@ class PrefillPace:
         self._spread = 1.0  # ratio of a step's time to its prediction
         self._num_decodes_since = 0
 
+    def learn(self) -> None:
+        """Learn from now on, even without a limit."""
+        self._learns = True
+
     def room(self, num_tokens: int, starts: list[int], longest_us: float = inf, guesses_us: float = 0.0) -> Room:
         """Return the room of a step with these decodes, given by their positions; `num_tokens` is its other limit.
 

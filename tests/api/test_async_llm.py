@@ -1,11 +1,14 @@
 """Streams in the caller's event loop."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock import ApiError, AsyncLLM, RequestOutputKind, SamplingParams
+from penstock import ApiError, AsyncLLM, ConfigError, RequestOutputKind, SamplingParams, engine_thread
+from penstock.core.config import Config
+from penstock.in_process import InProcessEngine
 from tests.api.conftest import SMALL, Checkpoint
 
 
@@ -60,6 +63,41 @@ async def test_errors_come_with_the_first_output(llm: AsyncLLM) -> None:
         await anext(llm.generate([5] * 2048))
     with pytest.raises(ApiError, match="messages"):
         await anext(llm.chat([{"role": "no role!", "content": "a"}]))
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    may_go_on = threading.Event()
+
+    def loads_slowly(config: Config) -> InProcessEngine:
+        may_go_on.wait(60)
+        return InProcessEngine(config)
+
+    monkeypatch.setattr(engine_thread, "InProcessEngine", loads_slowly)
+    llm = AsyncLLM(checkpoint.folder, **SMALL)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(llm.start(), 1.0)
+    with pytest.raises(ConfigError, match="another LLM lives"):
+        await AsyncLLM(checkpoint.folder, **SMALL).start()
+    may_go_on.set()
+    if is_closed:
+        await llm.close()
+        llm = AsyncLLM(checkpoint.folder, **SMALL)
+    await llm.start()
+    assert [each async for each in llm.generate("a", SamplingParams(max_tokens=1))][-1].finished
+    await llm.close()
+
+
+async def test_a_start_that_fails_can_be_tried_again(checkpoint: Checkpoint) -> None:
+    llm = AsyncLLM(checkpoint.folder, num_threads=1, cpu_kv_cache_gib=1e-8)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no KV page"):
+            await llm.start()
+    await llm.close()
+    async with AsyncLLM(checkpoint.folder, **SMALL):
+        pass
 
 
 async def test_a_stream_of_a_closed_one_ends(checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from msgspec import UNSET
@@ -33,6 +34,11 @@ def test_every_form_of_a_prompt(llm: LLM) -> None:
     one = ids(llm.generate(token_ids, GREEDY, use_tqdm=False))
     assert ids(llm.generate([token_ids], GREEDY, use_tqdm=False)) == one
     assert ids(llm.generate({"prompt_token_ids": token_ids}, GREEDY, use_tqdm=False)) == one
+    array: Any = np.array(token_ids)
+    assert ids(llm.generate(array, GREEDY, use_tqdm=False)) == one
+    assert ids(llm.generate([array], GREEDY, use_tqdm=False)) == one
+    with pytest.raises(ApiError, match="a text, token ids or a chat, got bytes"):
+        llm.generate([b"a b"], GREEDY, use_tqdm=False)
     both: list[Prompt] = ["a b", {"prompt": "a b"}]
     texts = llm.generate(both, GREEDY, use_tqdm=False)
     assert texts[0].outputs == texts[1].outputs
@@ -50,8 +56,12 @@ def test_every_form_of_a_prompt(llm: LLM) -> None:
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (3, 1, 7)]
     assert [len(each) for each in ids(llm.generate(["a", "b", "c"], params, use_tqdm=False))] == [3, 1, 7]
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="2 prompts, but 3 sampling parameters"):
         llm.generate(["a", "b"], params, use_tqdm=False)
+    with pytest.raises(ValueError, match="zip"):
+        llm.generate(iter(["a", "b"]), params, use_tqdm=False)
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
+        llm.generate(["a"], {"max_tokens": 2}, use_tqdm=False)  # type: ignore[arg-type]
 
 
 def test_guesses_change_no_token(checkpoint: Checkpoint) -> None:
@@ -223,6 +233,33 @@ def test_a_script_needs_no_main_and_no_close(checkpoint: Checkpoint, tmp_path: P
         [sys.executable, script], capture_output=True, text=True, check=False, timeout=250, env=os.environ
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 True\n", "")
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from penstock import LLM, engine_thread
+from penstock.in_process import InProcessEngine
+
+def loads_slowly(config):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(1.0)
+    return InProcessEngine(config)
+
+engine_thread.InProcessEngine = loads_slowly
+try:
+    LLM({folder!r}, num_threads=1, num_pages=100)
+except KeyboardInterrupt:
+    engine_thread.InProcessEngine = InProcessEngine
+with LLM({folder!r}, num_threads=1, num_pages=100) as llm:
+    print(len(llm.generate("a", use_tqdm=False)))
+"""
+
+
+def test_after_ctrl_c_while_it_loads_another_one_may_be_made(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(folder=str(checkpoint.folder)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=250)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_processes_that_die_are_replaced_and_requests_go_on(checkpoint: Checkpoint) -> None:

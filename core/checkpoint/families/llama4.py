@@ -55,7 +55,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         window=chunk if has_chunks else None,
         window_is_chunk=has_chunks,
     )
-    without = replace(attention, query_growth=growth if fields.flag("attn_temperature_tuning", True) else None)
+    is_tuned = fields.raw("attn_temperature_tuning")  # a number in the first published files
+    without = replace(attention, query_growth=growth if is_tuned is None or is_tuned else None)
     activation = decoders.activation(fields)
     dense = DenseMLP(size=fields.whole("intermediate_size_mlp", 16384), activation=activation)
     size = fields.whole("intermediate_size", 8192)
@@ -71,8 +72,10 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=experts if is_sparse else dense)
 
     sparse = _sparse(fields, num_layers)
+    # The published checkpoints have an empty list of layers that rotate, which means the usual ones.
+    rotating = fields if fields.raw("no_rope_layers") else fields.with_fields({"no_rope_layers": None})
     layers = [
-        layer(with_places if rotates else without, i in sparse) for i, rotates in enumerate(decoders.rotates(fields))
+        layer(with_places if rotates else without, i in sparse) for i, rotates in enumerate(decoders.rotates(rotating))
     ]
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
 
@@ -80,7 +83,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 def _sparse(fields: JsonFields, num_layers: int) -> set[int]:
     """The layers with experts."""
     step = fields.whole("interleave_moe_layer_step", 1)
-    return set(fields.wholes("moe_layers") if fields.has("moe_layers") else range(step - 1, num_layers, step))
+    is_said = fields.raw("moe_layers") is not None
+    return set(fields.wholes("moe_layers") if is_said else range(step - 1, num_layers, step))
 
 
 LLAMA4 = decoders.decoder_family(["Llama4ForCausalLM"], parse)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.text_defaults import TEXT_DEFAULTS
 from penstock.core.checkpoint.vision.tower import VisionTower
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
@@ -61,7 +62,8 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
         for name in _INHERITED
         if fields.has(name) and (its.raw(name) is None or name in _OF_THE_WHOLE)
     }
-    its = its.with_fields(inherited)
+    left_out = {} if its is fields else TEXT_DEFAULTS.get(kind, {})
+    its = its.with_fields({name: size for name, size in left_out.items() if not its.has(name)} | inherited)
     return types[kind], _turning(its) if architecture in _TURNING else its
 
 

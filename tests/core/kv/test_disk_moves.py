@@ -245,3 +245,13 @@ def test_places_that_must_stay_empty_are_not_used() -> None:
     assert tier.num_unusable == 2
     assert sorted(tier.places()["free"]) == [3, 4]
     assert DiskContents(b"", b"", is_last=True).unusable == b""
+
+
+def test_places_that_are_freed_while_the_list_comes_are_used_later() -> None:
+    tier = DiskTier(4)
+    tier.list_held([(b"a", 0), (b"b", 1)])
+    tier.begin_load(b"a")
+    tier.end_move(b"a", is_there=False)  # it was damaged
+    assert tier.drop_cached() == 1
+    tier.end_list([3])
+    assert sorted(tier.places()["free"]) == [0, 1, 2]

@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.rows.background import make_room
@@ -64,6 +65,28 @@ def test_beside_others_it_computes_only_what_a_step_has_left() -> None:
     assert not preempted(driver)  # they keep their rows and pages, which nobody needed
     driver.run()
     assert len(driver.finished) == 6
+    check_outputs(driver)
+
+
+class TimedDriver(Driver):
+    """Each step takes a millisecond, and a little for each token."""
+
+    def execute(self) -> None:
+        super().execute()
+        result = self.results.pop()
+        self.results.append(replace(result, num_forward_us=1000 + len(result.token_ids)))
+
+
+@pytest.mark.parametrize("max_prefill_ms", [0, 250])
+def test_beside_others_it_goes_on_once_times_are_known(max_prefill_ms: int) -> None:
+    driver = TimedDriver(make_limits(max_num_seqs=8, num_pages=400, max_model_len=256), max_prefill_ms=max_prefill_ms)
+    driver.add(make_request("back", PROMPT, 20, is_background=True))
+    for i in range(200):
+        if i % 5 == 0:
+            driver.add(make_request(f"chat{i}", [i, *PROMPT], 20))
+        driver.step()
+    assert ("back", 0) in driver.finished
+    driver.run()
     check_outputs(driver)
 
 
