@@ -21,6 +21,7 @@ from penstock.ipc.logs import setup_logging
 from penstock.ipc.process import EXIT_CONFIG
 
 _INTERRUPTED = 130
+_USUAL_TOKENS = 16_384
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _quantize(args: argparse.Namespace) -> int:
     source = _source(args)
-    body = Recipe(args.format, args.group_size, args.zero_points)
-    if args.calibration is not None and args.format != "int4":
-        raise ConfigError(f"--calibration has no effect with --format {args.format}, only with int4")
+    body = Recipe(args.format, args.group_size or GROUP_SIZES[0], args.zero_points)
+    _check_options(args)
     # torch is slow to import, so errors in options and files have been reported before.
     from tqdm import tqdm
 
@@ -53,7 +53,7 @@ def _quantize(args: argparse.Namespace) -> int:
     correlations: Mapping[str, Correlation] = {}
     if args.calibration is not None:
         QuantizedCheckpoint(source, wanted)  # reports errors before the work begins
-        correlations = measured_inputs(source, args.calibration, args.calibration_tokens)
+        correlations = measured_inputs(source, args.calibration, args.calibration_tokens or _USUAL_TOKENS)
     checkpoint = QuantizedCheckpoint(source, wanted, correlations)
     with tqdm(
         total=checkpoint.num_bytes, desc="Quantizing", unit="B", unit_scale=True, leave=False, disable=None
@@ -65,6 +65,21 @@ def _quantize(args: argparse.Namespace) -> int:
         f"{after / 1e6:.0f} MB ({after / before:.0%}), in {seconds:.0f} s"
     )
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    is_int4 = args.format == "int4"
+    only_int4 = {"--calibration": args.calibration, "--group-size": args.group_size, "--zero-points": args.zero_points}
+    for name, value in only_int4.items():
+        if value and not is_int4:
+            raise ConfigError(f"{name} has no effect with --format {args.format}, only with int4")
+    if args.calibration_tokens is not None and args.calibration is None:
+        raise ConfigError("--calibration-tokens has no effect without --calibration TEXT")
 
 
 def _source(args: argparse.Namespace) -> HuggingFaceFolder:
@@ -99,8 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "inputs",
     )
     parser.add_argument(
-        "--group-size", type=int, choices=GROUP_SIZES, default=GROUP_SIZES[0],
-        help="weights that share a scale, in int4 (%(default)s)",
+        "--group-size", type=int, choices=GROUP_SIZES, help=f"weights that share a scale, in int4 ({GROUP_SIZES[0]})",
     )  # fmt: skip
     parser.add_argument(
         "--zero-points",
@@ -120,8 +134,14 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration", metavar="TEXT", type=Path,
         help="a text file of the kind that the model will see: int4 is then rounded so that products change least",
     )  # fmt: skip
-    parser.add_argument("--calibration-tokens", type=int, default=16_384, help="how much of it is read (%(default)s)")
+    parser.add_argument("--calibration-tokens", type=_positive, help=f"how much of it is read ({_USUAL_TOKENS})")
     return parser
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
 
 
 if __name__ == "__main__":

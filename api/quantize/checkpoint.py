@@ -80,6 +80,9 @@ class QuantizedCheckpoint:
                 f"no matrix of {str(source.path)!r} can be quantized in this way: they are too small, stored "
                 "transposed, ignored, or have numbers of inputs that groups do not divide"
             )
+        for its in wanted.ignored:
+            if not any(_matches(self._own_module(name), its) for name in products_of(config)):
+                raise ConfigError(f"--ignore {its}: no matrix of {str(source.path)!r} has such a name")
         self.config = self._new_config()
         self.jobs = self._new_jobs()
 
@@ -135,7 +138,7 @@ class QuantizedCheckpoint:
         if num_outputs * num_inputs < LEAST_WEIGHTS or (recipe.format == "int4" and num_inputs % recipe.group):
             return False
         module = self._own_module(name)
-        return not any(module == its or fnmatch(module, its) for its in self._wanted.ignored)
+        return not any(_matches(module, its) for its in self._wanted.ignored)
 
     def _recipe(self, product: Product) -> Recipe | None:
         return self._wanted.head if product.is_head else self._wanted.body
@@ -216,6 +219,10 @@ class QuantizedCheckpoint:
         for path in sorted(self._source.path.iterdir()):
             if path.is_file() and not any(fnmatch(path.name, kind) for kind in _NOT_COPIED):
                 shutil.copyfile(path, folder / path.name)
+
+
+def _matches(module: str, pattern: str) -> bool:
+    return module == pattern or fnmatch(module, pattern)
 
 
 def _as_stored(tensor: StoredTensor) -> Sequence[memoryview]:

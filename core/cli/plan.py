@@ -46,8 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.verify and decoder.quantization is not None:
             raise ConfigError("--verify runs models of floats: leave out --quantization, or name the float checkpoint")
         load = Load(args.input_len, args.output_len, args.qps, _seconds(args.ttft), _seconds(args.tpot))
+        context = args.context or load.context
+        if (longest := max(context, load.context)) > decoder.max_model_len:
+            raise ConfigError(
+                f"sequences of {longest:,} tokens: the model's may have {decoder.max_model_len:,} at most"
+            )
         plan = _chosen(args, costs, machine, load)
-        found = figures(plan, load, args.batch, args.context or load.context, args.price_per_hour)
+        found = figures(plan, load, args.batch, context, args.price_per_hour)
         if args.plot is not None:
             draw(plan, found["context"], args.plot)
         if args.verify:

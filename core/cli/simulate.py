@@ -243,13 +243,20 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
     add("--shared-prefix-len", type=int, default=0, metavar="N", help="first tokens that prompts share")
     add("--num-prefixes", type=_positive, default=1, help="prompts share one of so many prefixes")
     add("--num-keys", type=_positive, default=1, help="API keys that requests come with, each equally often")
-    add("--seed", type=int, default=0, help="of everything that is drawn")
+    add("--seed", type=_not_negative, default=0, help="of everything that is drawn")
     add("--save-load", type=Path, metavar="FILE", help="write the requests in the form that --load reads")
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
         raise ValueError(text)
     return value
 

@@ -3,6 +3,7 @@
 import argparse
 import types
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -92,6 +93,8 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
             values.setdefault(flag.group, {})[flag.field] = msgspec.convert(value, annotation, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source} {value!r}: {error}") from None
+        if isinstance(values[flag.group][flag.field], float) and not isfinite(values[flag.group][flag.field]):
+            raise ConfigError(f"{source} must be a finite number, got {value!r}")
     return validate(msgspec.convert(values, Config))
 
 

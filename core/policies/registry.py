@@ -44,7 +44,7 @@ def make_policy(name: str) -> Policy:
             policy = getattr(importlib.import_module(module), attribute)()
         else:
             policy = next((found.load()() for found in entry_points(group=ENTRY_POINTS, name=name)), None)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # not there, or cannot be called without arguments
         raise ConfigError(f"--scheduling-policy {name}: {error}") from None
     if not isinstance(policy, Policy):
         raise ConfigError(

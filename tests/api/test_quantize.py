@@ -188,6 +188,10 @@ def test_what_cannot_be_done_is_said_before_the_work(tmp_path: Path, capsys: pyt
         ([str(DEMO), str(out), "--format", "int8", "--calibration", str(short)], "only with int4"),
         ([str(DEMO), str(out), "--format", "int4", "--calibration", str(short)], "has 4 tokens"),
         ([str(DEMO), str(out), "--format", "int8", "--ignore", "*"], "no matrix"),
+        ([str(DEMO), str(out), "--format", "int8", "--ignore", "no.such"], "--ignore no.such: no matrix"),
+        ([str(DEMO), str(out), "--format", "int8", "--zero-points"], "--zero-points has no effect with --format int8"),
+        ([str(DEMO), str(out), "--format", "fp8", "--group-size", "64"], "--group-size has no effect"),
+        ([str(DEMO), str(out), "--format", "int4", "--calibration-tokens", "512"], "without --calibration TEXT"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

@@ -48,6 +48,8 @@ def test_switches_lists_and_numbers() -> None:
     [
         (("--max-num-seqs", "0"), ("--max-num-seqs", "0", ">= 1")),
         (("--page-size", "24"), ("--page-size", "24", "power of two")),
+        (("--queue-timeout", "inf"), ("--queue-timeout", "finite", "inf")),
+        (("--cpu-kv-cache-gib", "nan"), ("--cpu-kv-cache-gib", "nan")),
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
         (("--heartbeat-timeout", "0.5"), ("--heartbeat-timeout", "0.5", "--heartbeat-interval")),
         *(

@@ -298,6 +298,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--gpu", "b1000"], "--gpu b1000 is not known: there are a100, h100"),
         (["--tpot", "0.1"], "a target is missed"),
         (["--machines", "absent.toml"], "absent.toml"),
+        (["--input-len", "200000"], "sequences of 200,256 tokens: the model's may have"),
+        (["--context", "200000"], "sequences of 200,000 tokens: the model's may have"),
         (["--tp", "2", "--enable-expert-parallel"], "LlamaForCausalLM has no experts"),
         (["--tp", "2", "--num-redundant-experts", "4"], "--num-redundant-experts needs --enable-expert-parallel"),
         (["--tp", "3"], "--tensor-parallel-size 3: LlamaForCausalLM has 32 attention heads"),

@@ -163,6 +163,7 @@ def test_what_names_no_policy_is_said() -> None:
         "lifo",
         "tests.core.policies.test_policies:Nothing",
         "no_such_module:Policy",
+        "os:path",
         f"{__name__}:Random",
         ":",
         "",
