@@ -15,7 +15,7 @@ from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.startup.replacement import StillNoMemoryError
 from penstock.gpu_worker.startup.start import Started, start, start_replacement
-from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, Runner, run_worker
+from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, Helpers, Runner, WorkerLoop
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
@@ -63,19 +63,17 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
     try:
         parent.tell(Word.READY)
         runner, plans = with_faults(*_staged(started, channel))
-        code = run_worker(
+        loop = WorkerLoop(
             runner,
             plans,
             started.hello,
             int(config.ipc.heartbeat_interval * 1000),
-            None if profiler is None else profiler.step,
             max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
+            on_step=None if profiler is None else profiler.step,
             memory_use=started.runner.memory_use,
-            disk=started.disk,
-            handover=started.handover,
-            take_expert_tokens=started.take_expert_tokens,
-            images=started.runner.image_store,
+            helpers=Helpers(started.disk, started.handover, started.runner.image_store, started.take_expert_tokens),
         )
+        code = loop.run()
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
     finally:  # even after SIGTERM: an open socket would keep the context, and so the process, alive for ever

@@ -1,9 +1,9 @@
 """The worker's loop: receive plans, launch them, and send their results in order."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -104,137 +104,207 @@ class Runner(Protocol):
         """Forget all sequences."""
 
 
-def run_worker(
-    runner: Runner,
-    channel: Channel,
-    hello: WorkerHello,
-    heartbeat_ms: int,
-    on_step: Callable[[], None] | None = None,
-    *,
-    max_silence_ms: int = 10_000,
-    memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
-    disk: DiskMover | None = None,
-    handover: Handover | None = None,
-    take_expert_tokens: Callable[[], ExpertTokens | None] | None = None,
-    images: "EmbeddingStore | None" = None,
-) -> int:
-    """Serve one scheduler until it refuses or a step fails; return the exit code. The rank that answers sends results.
+class Helpers(NamedTuple):
+    """What a worker may do beside its steps; None where its model or its options need none."""
+
+    disk: DiskMover | None = None  # moves pages to and from the disk
+    handover: Handover | None = None  # moves pages from and to other engines
+    images: "EmbeddingStore | None" = None  # makes embeddings of images between steps
+    take_expert_tokens: Callable[[], ExpertTokens | None] | None = None
+    """What this rank's experts have computed since the last call."""
+
+
+_NO_HELPERS = Helpers()
+
+
+class WorkerLoop:
+    """Serves one scheduler. The rank that answers sends results.
 
     A plan that is already queued is launched before the loop waits for the result of an older one. So the device goes
-    from step to step without waiting for the host. `on_step` is called after each launch. `memory_use` returns the
-    device's used and total bytes. If there is a disk tier, `disk` moves pages while steps run. If the engine has a
-    role, `handover` moves pages between engines. If experts are spread over ranks, `take_expert_tokens` returns what
-    this rank's experts have computed since the last call.
-
-    `images` makes embeddings of images between steps, if the model takes images.
+    from step to step without waiting for the host.
 
     A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms` while this loop only listened, it may not
     have received the hello. Then the worker says hello again over a new connection.
     """
-    pending: deque[PendingResult] = deque()
-    grammars = runner.grammar_store
-    recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
-    beat_at = told_at = began = monotonic()
-    has_heard, silence_ms = False, 0
-    channel.send(hello)
-    while True:
-        try:
-            while pending and pending[0].is_ready():
-                result = pending.popleft().result()
-                began = monotonic()  # the start of the next step, if there is one
-                recent_us.append(result.num_forward_us)
-                if images is not None:
-                    images.stepped(result.num_forward_us / 1e6)
-                if handover is not None:
-                    handover.end_step(result.step_id)
-                if hello.answers:
-                    channel.send(result)
-            if take_expert_tokens is not None and monotonic() - told_at > _TELL_SECONDS:
-                told_at = monotonic()
-                if (tokens := take_expert_tokens()) is not None:
-                    channel.send(tokens)
-            if grammars.is_preparing:
-                for prepared in grammars.take_prepared():
-                    channel.send(prepared)
-            is_encoding = images is not None and images.is_busy
-            is_moving = disk is not None and disk.is_busy
-            if is_moving and disk is not None:
-                for moved in disk.take_done():
-                    channel.send(moved)
-            if handover is not None and handover.is_busy:
-                is_moving = True
-                for received in handover.take_done():
-                    channel.send(received)
-            idle_ms = _LOOK_MS if grammars.is_preparing or is_moving or is_encoding else heartbeat_ms
-            idle_ms = 0 if images is not None and images.is_due else idle_ms
-            message = channel.receive(_look_ms(recent_us, began) if pending and idle_ms else idle_ms)
-            if message is not None:
-                has_heard, silence_ms = True, 0
-            if images is not None and images.is_due:
-                is_behind = isinstance(message, StepPlan) and images.yields_to(message)
-                if not is_behind and (encoded := images.work()) is not None:
-                    channel.send(encoded)
-            match message:
-                case StepPlan():
-                    if not pending:
-                        began = monotonic()
-                    if handover is not None:
-                        handover.begin_step(message.step_id)
-                    pending.append(runner.launch(message))
-                    if on_step is not None:
-                        on_step()
-                case None if not pending:
-                    silence_ms += idle_ms
-                    if silence_ms >= max_silence_ms:
-                        if has_heard:
-                            log.warning("scheduler silent, reconnecting", seconds=silence_ms / 1000)
-                        has_heard, silence_ms = False, 0
-                        channel.connect_again()
-                        channel.send(hello)
-                    elif idle_ms == heartbeat_ms or monotonic() - beat_at > heartbeat_ms / 1000:
-                        channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
-                        beat_at = monotonic()
-                case PrepareGrammar():
-                    grammars.prepare(message)
-                case DropGrammar():
-                    grammars.drop(message.grammar_id)
-                case EncodeImage() | DropEmbedding() if images is not None:
-                    images.order(message)
-                case StoreKV() | LoadKV() | DropStoredKV() if disk is not None:
-                    disk.order(message)
-                case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if handover is not None:
-                    handover.order(message)
-                case Welcome():
-                    if hello.num_ranks > 1:
-                        hello = replace(hello, was_welcomed=True)
-                    pending.clear()  # from an earlier scheduler
-                    if handover is not None:
-                        handover.begin()
-                    runner.clear_rows()
-                    if disk is not None:
-                        disk.begin()
-                    channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
-                case SayHello(is_broken=True) if hello.num_ranks > 1:
-                    log.warning("the group has lost a rank: starting again, to meet the new one")
-                    return EXIT_FAILED
-                case SayHello():
-                    pending.clear()
-                    channel.send(hello)
-                case Refused():
-                    log.error("refused by the scheduler", reason=message.reason)
-                    return EXIT_REFUSED
-                case _:
-                    pass
-        except Exception as error:
-            step_id = message.step_id if isinstance(message, StepPlan) else (pending[0].step_id if pending else -1)
-            reason = failure_reason(error)
-            log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
-            channel.send(WorkerFailed(step_id, reason, is_out_of_memory(error)))
-            return EXIT_FAILED
 
+    def __init__(
+        self,
+        runner: Runner,
+        channel: Channel,
+        hello: WorkerHello,
+        heartbeat_ms: int,
+        *,
+        max_silence_ms: int = 10_000,
+        on_step: Callable[[], None] | None = None,
+        memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        helpers: Helpers = _NO_HELPERS,
+    ) -> None:
+        """`on_step` is called after each launch; `memory_use` returns the device's used and total bytes."""
+        self._runner = runner
+        self._channel = channel
+        self._hello = hello
+        self._heartbeat_ms = heartbeat_ms
+        self._max_silence_ms = max_silence_ms
+        self._on_step = on_step
+        self._memory_use = memory_use
+        self._disk, self._handover, self._images, self._take_expert_tokens = helpers
+        self._grammars = runner.grammar_store
+        self._pending: deque[PendingResult] = deque()
+        self._recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
+        self._began = self._beat_at = self._told_at = monotonic()  # the running step; the last heartbeat, and report
+        self._has_heard, self._silence_ms = False, 0
 
-def _look_ms(recent_us: Collection[int], began: float) -> int:
-    """Return how long to wait on the socket before checking the device again; its step began at `began`."""
-    if recent_us and began + min(recent_us) / 1e6 - monotonic() >= _SAFE_SECONDS:
-        return 1
-    return 0
+    def run(self) -> int:
+        """Serve until the scheduler refuses or a step fails; return the exit code."""
+        self._channel.send(self._hello)
+        message: ToWorker | None = None
+        while True:
+            try:
+                self._send_results()
+                self._send_finished()
+                idle_ms = self._idle_ms()
+                message = self._channel.receive(self._look_ms() if self._pending and idle_ms else idle_ms)
+                if self._images is not None and self._images.is_due:
+                    self._encode_image(self._images, message)
+                if message is not None:
+                    self._has_heard, self._silence_ms = True, 0
+                    exit_code = self._obey(message)
+                    if exit_code is not None:
+                        return exit_code
+                elif not self._pending:
+                    self._beat_or_reconnect(idle_ms)
+            except Exception as error:
+                return self._failed(error, message)
+
+    def _send_results(self) -> None:
+        pending = self._pending
+        while pending and pending[0].is_ready():
+            result = pending.popleft().result()
+            self._began = monotonic()  # the start of the next step, if there is one
+            self._recent_us.append(result.num_forward_us)
+            if self._images is not None:
+                self._images.stepped(result.num_forward_us / 1e6)
+            if self._handover is not None:
+                self._handover.end_step(result.step_id)
+            if self._hello.answers:
+                self._channel.send(result)
+
+    def _send_finished(self) -> None:
+        """Send what threads have finished, and now and then the experts' token counts."""
+        send = self._channel.send
+        if self._take_expert_tokens is not None and monotonic() - self._told_at > _TELL_SECONDS:
+            self._told_at = monotonic()
+            if (tokens := self._take_expert_tokens()) is not None:
+                send(tokens)
+        if self._grammars.is_preparing:
+            for prepared in self._grammars.take_prepared():
+                send(prepared)
+        if self._disk is not None and self._disk.is_busy:
+            for moved in self._disk.take_done():
+                send(moved)
+        if self._handover is not None and self._handover.is_busy:
+            for received in self._handover.take_done():
+                send(received)
+
+    def _idle_ms(self) -> int:
+        """How long to wait for a message while no step runs."""
+        images = self._images
+        if images is not None and images.is_due:
+            return 0
+        is_helping = (
+            self._grammars.is_preparing
+            or (self._disk is not None and self._disk.is_busy)
+            or (self._handover is not None and self._handover.is_busy)
+            or (images is not None and images.is_busy)
+        )
+        return _LOOK_MS if is_helping else self._heartbeat_ms
+
+    def _look_ms(self) -> int:
+        """How long to wait for a message before checking on the running step again."""
+        if self._recent_us and self._began + min(self._recent_us) / 1e6 - monotonic() >= _SAFE_SECONDS:
+            return 1
+        return 0
+
+    def _encode_image(self, images: "EmbeddingStore", message: ToWorker | None) -> None:
+        """Compute a part of an image's embedding, unless a plan that goes first has come."""
+        if isinstance(message, StepPlan) and images.yields_to(message):
+            return
+        if (encoded := images.work()) is not None:
+            self._channel.send(encoded)
+
+    def _obey(self, message: ToWorker) -> int | None:
+        """Do what the scheduler asks for; return an exit code if the worker must end."""
+        match message:
+            case StepPlan():
+                self._launch(message)
+            case PrepareGrammar():
+                self._grammars.prepare(message)
+            case DropGrammar():
+                self._grammars.drop(message.grammar_id)
+            case EncodeImage() | DropEmbedding() if self._images is not None:
+                self._images.order(message)
+            case StoreKV() | LoadKV() | DropStoredKV() if self._disk is not None:
+                self._disk.order(message)
+            case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if self._handover is not None:
+                self._handover.order(message)
+            case Welcome():
+                self._begin()
+            case SayHello(is_broken=True) if self._hello.num_ranks > 1:
+                log.warning("the group has lost a rank: starting again, to meet the new one")
+                return EXIT_FAILED
+            case SayHello():
+                self._pending.clear()
+                self._channel.send(self._hello)
+            case Refused():
+                log.error("refused by the scheduler", reason=message.reason)
+                return EXIT_REFUSED
+            case _:
+                pass
+        return None
+
+    def _launch(self, plan: StepPlan) -> None:
+        if not self._pending:
+            self._began = monotonic()
+        if self._handover is not None:
+            self._handover.begin_step(plan.step_id)
+        self._pending.append(self._runner.launch(plan))
+        if self._on_step is not None:
+            self._on_step()
+
+    def _begin(self) -> None:
+        """A scheduler has accepted the hello: forget everything of an earlier one."""
+        if self._hello.num_ranks > 1:
+            self._hello = replace(self._hello, was_welcomed=True)
+        self._pending.clear()
+        if self._handover is not None:
+            self._handover.begin()
+        self._runner.clear_rows()
+        if self._disk is not None:
+            self._disk.begin()
+        self._beat()
+
+    def _beat(self) -> None:
+        self._channel.send(Heartbeat(self._channel.num_dropped, num_dropped_log_lines(), *self._memory_use()))
+
+    def _beat_or_reconnect(self, waited_ms: int) -> None:
+        """Nothing has come, and no step runs."""
+        self._silence_ms += waited_ms
+        if self._silence_ms >= self._max_silence_ms:
+            if self._has_heard:
+                log.warning("scheduler silent, reconnecting", seconds=self._silence_ms / 1000)
+            self._has_heard, self._silence_ms = False, 0
+            self._channel.connect_again()
+            self._channel.send(self._hello)
+        elif waited_ms == self._heartbeat_ms or monotonic() - self._beat_at > self._heartbeat_ms / 1000:
+            self._beat()
+            self._beat_at = monotonic()
+
+    def _failed(self, error: Exception, message: ToWorker | None) -> int:
+        """Tell the scheduler that a step has failed; return the exit code."""
+        step_id = self._pending[0].step_id if self._pending else -1
+        if isinstance(message, StepPlan):
+            step_id = message.step_id
+        reason = failure_reason(error)
+        log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
+        self._channel.send(WorkerFailed(step_id, reason, is_out_of_memory(error)))
+        return EXIT_FAILED

@@ -21,7 +21,7 @@ from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, run_worker
+from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, Helpers, WorkerLoop
 from penstock.ipc.messages import (
     EncodeImage,
     GrammarPrepared,
@@ -104,7 +104,7 @@ class Scripted:
 
 
 def run(device: SlowDevice, channel: Scripted) -> int:
-    return run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, max_silence_ms=300)
+    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, max_silence_ms=300).run()
 
 
 def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
@@ -142,6 +142,11 @@ class QuickDevice(SlowDevice):
         )
 
 
+def loop_with_images(device: SlowDevice, channel: Scripted, pictures: Any) -> WorkerLoop:
+    helpers = Helpers(images=EmbeddingStore(pictures))
+    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, helpers=helpers)
+
+
 class Pictures:
     """A tower that takes at least 5 ms for each of so many parts of a picture; it notes when they began and ended."""
 
@@ -165,7 +170,7 @@ def test_images_leave_steps_two_thirds_of_the_time_and_take_all_when_there_are_n
     picture = EncodeImage(1, bytes(32), (1, 1), 1, pixels)
     channel = Scripted(picture, None, *(plan(i) for i in range(40)), *[None] * 300, END)
     pictures: Any = Pictures(device.events, 12)
-    run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, images=EmbeddingStore(pictures))
+    loop_with_images(device, channel, pictures).run()
     assert [message.embedding_id for message in channel.sent if isinstance(message, ImageEncoded)] == [1]
     before, *between, after = " ".join(device.events).split("step")
     assert before.split() == ["image"] * 2
@@ -202,7 +207,7 @@ def test_an_image_never_comes_on_top_of_a_step_with_a_prompt_but_does_not_wait_f
     ):
         device.events.clear()
         channel = Scripted(EncodeImage(1, bytes(32), (1, 1), 1, pixels), *others, END)
-        run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, images=EmbeddingStore(pictures))
+        loop_with_images(device, channel, pictures).run()
         assert " ".join(device.events) == expected
 
 
@@ -295,7 +300,7 @@ def run_timed(monkeypatch: pytest.MonkeyPatch, *seconds: float, rank: int = 0) -
     channel = TimedChannel(device, len(seconds))
     monkeypatch.setattr("penstock.gpu_worker.worker_loop.monotonic", lambda: device.now)
     hello = msgspec.structs.replace(HELLO, rank=rank, num_ranks=2, answers=rank == 0)
-    assert run_worker(cast(ModelRunner, device), channel, hello, heartbeat_ms=100) == EXIT_REFUSED
+    assert WorkerLoop(cast(ModelRunner, device), channel, hello, heartbeat_ms=100).run() == EXIT_REFUSED
     return device, channel
 
 
