@@ -165,57 +165,22 @@ class ModelRunner:
         `given`: the output of the stage before, [T, H].
         """
         began, ended_before = self._device.mark(), self._ended
-        computing: Mark | None = None
-        keeps_ends = self._drafter is not None and self._drafter.traits.wants_ended
-        if keeps_ends:
-            self._drafts.end(plan)
-        if self._drafter is not None and self._drafts.is_busy:
-            self._drafts.begin(plan)
-        self._state.apply(plan)
-        if self._kv.states is not None:
-            self._kv.states.begin(plan, self._device)
-        if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
-            self._grammars.apply(plan)
-        for new in plan.new_rows:
-            if self._enters_rows:
-                self._model.enter_row(new.row, new.num_prompt_tokens)
-            if new.sampling.pooling is not None and self._pooler is None:
-                self._pooler = _make_pooler()
-            if new.images and self._image_rows is None:
-                self._image_rows = _make_image_rows(self.image_store, self._device, self._model.config)
-        if self._image_rows is not None:
-            self._image_rows.apply(plan)
-            if not self._image_rows.rows:
-                self._image_rows = None
-        if self._pooler is not None:
-            self._pooler.apply(plan)
-            if not self._pooler.rows:
-                self._pooler = None
-        if plan.copy_tiers:
-            assert self.host_pages is not None, "there is no host tier"
-            self.host_pages.copy(plan)
-            computing = self._device.mark()
-        elif plan.copy_src:
-            src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
-            self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
-        batch, drafted, finish = host_batch(plan), None, None
-        if self._drafter is not None:
-            if plan.new_rows:
-                self._drafts.enter(plan.new_rows)
-            self._drafter.apply(plan)
-        if plan.num_drafts or plan.start_bounds or self._state.mirror is not None or keeps_ends:
-            batch, drafted = self._drafts.expand(plan, batch)
+        self._enter_rows(plan)
+        computing = self._copy_pages(plan)
+        batch, drafted = self._expanded(plan, host_batch(plan))
+        output: StepOutput | None = None
         passed: Passed | None = None
+        row_errors: tuple[RowError, ...] = ()
         if self._draws:
             output, row_errors = self._compute(batch, drafted, given)
         else:
-            output, row_errors, passed = None, (), self._pass_on(batch, drafted, given)
+            passed = self._pass_on(batch, drafted, given)
         pooled_sizes = b""
         if self._pooler is not None and output is not None:
             output, pooled_sizes = self._pooler.add_to(output)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
-        forced = b""
+        forced, finish = b"", None
         if download is not None:
             if self._grammars.rows:
                 forced = self._grammars.take_forced(batch.sample_idx.shape[0])
@@ -239,6 +204,61 @@ class ModelRunner:
             passed=passed,
             pooled_sizes=pooled_sizes,
         )
+
+    def _enter_rows(self, plan: StepPlan) -> None:
+        """Let the plan's rows come and go: in the row state, and in all that keeps something of some rows.
+
+        What needs the tokens of rows that are leaving comes before the row state, what needs those of new rows after
+        it. Poolers and images are there only while some row needs them.
+        """
+        if self._drafter is not None:
+            if self._drafter.traits.wants_ended:
+                self._drafts.end(plan)
+            if self._drafts.is_busy:
+                self._drafts.begin(plan)
+        self._state.apply(plan)
+        if self._kv.states is not None:
+            self._kv.states.begin(plan, self._device)
+        if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
+            self._grammars.apply(plan)
+        for new in plan.new_rows:
+            if self._enters_rows:
+                self._model.enter_row(new.row, new.num_prompt_tokens)
+            if new.sampling.pooling is not None and self._pooler is None:
+                self._pooler = _make_pooler()
+            if new.images and self._image_rows is None:
+                self._image_rows = _make_image_rows(self.image_store, self._device, self._model.config)
+        if self._image_rows is not None:
+            self._image_rows.apply(plan)
+            if not self._image_rows.rows:
+                self._image_rows = None
+        if self._pooler is not None:
+            self._pooler.apply(plan)
+            if not self._pooler.rows:
+                self._pooler = None
+
+    def _copy_pages(self, plan: StepPlan) -> Mark | None:
+        """Copy the pages that the plan names; return when copies between tiers, which are timed, were launched."""
+        if plan.copy_tiers:
+            assert self.host_pages is not None, "there is no host tier"
+            self.host_pages.copy(plan)
+            return self._device.mark()
+        if plan.copy_src:
+            src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
+            self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
+        return None
+
+    def _expanded(self, plan: StepPlan, batch: HostBatch) -> tuple[HostBatch, DraftedStep | None]:
+        """The batch with the positions of draft tokens, and at the rows' true places, if tokens are drafted."""
+        keeps_ends = False
+        if self._drafter is not None:
+            keeps_ends = self._drafter.traits.wants_ended
+            if plan.new_rows:
+                self._drafts.enter(plan.new_rows)
+            self._drafter.apply(plan)
+        if plan.num_drafts or plan.start_bounds or self._state.mirror is not None or keeps_ends:
+            return self._drafts.expand(plan, batch)
+        return batch, None
 
     def _pass_on(self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None) -> Passed | None:
         """Compute the layers of this stage, if it is not the last one."""
