@@ -1,5 +1,8 @@
 """From a failed allocation or step to a sentence that says what to change."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from penstock.core.config import ConfigError
@@ -19,6 +22,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 _OTHER_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@contextmanager
+def no_memory_for(what: str, remedy: str) -> Iterator[None]:
+    """Turn a failed allocation into a sentence that says what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # Cleaning up after a failed capture may raise as well.
+        if not is_out_of_memory(error) and not is_out_of_memory(error.__context__):
+            raise
+        raise NoMemoryError(f"out of memory: {what} do not fit; {remedy}") from None
 
 
 def failure_reason(error: Exception) -> str:

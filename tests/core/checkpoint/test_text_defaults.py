@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from penstock.core.checkpoint.description.decoder import Decoder
+from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.parsing.text_defaults import TEXT_DEFAULTS
 from penstock.core.checkpoint.parsing.text_part import _TEXT_PARTS
@@ -61,6 +61,7 @@ def test_sizes_are_those_of_transformers(kind: str) -> None:
 
 def _sizes(decoder: Decoder) -> tuple[int, ...]:
     _, attention = next(iter(decoder.attentions))
+    assert isinstance(attention, Attention)
     return len(decoder.layers), decoder.hidden_size, decoder.vocab_size, attention.num_heads, attention.head_dim
 
 
@@ -82,7 +83,12 @@ def test_published_models() -> None:
 
 def test_the_empty_list_of_llama_4() -> None:
     """Its published files have no layer that rotates, and mean three of four."""
-    text = {"model_type": "llama4_text", "no_rope_layers": [], "moe_layers": None, "interleave_moe_layer_step": 1}
+    text: dict[str, Any] = {
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "moe_layers": None,
+        "interleave_moe_layer_step": 1,
+    }
     said = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text | {"attn_temperature_tuning": 4}}
     meant = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"model_type": "llama4_text"}}
     assert _parsed(said) == _parsed(meant)

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.cuda import CudaDevice
 from penstock.gpu_worker.devices.device import Array, Download, Mark
-from penstock.gpu_worker.startup import start as start_module
+from penstock.gpu_worker.startup import loaded
 
 T = TypeVar("T")
 
@@ -64,6 +64,6 @@ class FakeCuda(CudaDevice):
 def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Let `start` open the device above."""
     device = FakeCuda()
-    monkeypatch.setattr(start_module, "open_device", lambda *_: device)
+    monkeypatch.setattr(loaded, "open_device", lambda *_: device)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     return device

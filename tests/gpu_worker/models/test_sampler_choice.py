@@ -11,7 +11,7 @@ from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.loading.loader import load_model
-from penstock.gpu_worker.startup import start
+from penstock.gpu_worker.startup import loaded
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
 from tests.gpu_worker.checkpoints import prompts
@@ -43,6 +43,6 @@ def test_a_model_on_torch_beside_native_kernels(
     folder, _ = checkpoint("llama")
     sampling = [GREEDY, SEEDED, TOLD, SEEDED]
     expected = Engine(folder, dtype=dtype, cpu_kernels="torch").run(PROMPTS, sampling)
-    monkeypatch.setattr(start, "load_model", load_for_torch)
+    monkeypatch.setattr(loaded, "load_model", load_for_torch)
     engine = Engine(folder, dtype=dtype, cpu_kernels="native")
     assert engine.run(PROMPTS, sampling) == expected

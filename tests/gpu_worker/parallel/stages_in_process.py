@@ -22,7 +22,7 @@ from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.parallel.alone import Alone
-from penstock.gpu_worker.startup import start
+from penstock.gpu_worker.startup import loaded, start
 from penstock.gpu_worker.steps.stage_runner import StageRunner
 from penstock.ipc.messages import StepPlan, StepResult
 from tests.gpu_worker.engine_in_process import Engine, make_config
@@ -69,7 +69,7 @@ class Stages:
 
         with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(num_stages) as threads:
             patch.setattr(
-                start, "open_ranks", lambda _, number, *_others: _Ranks(Place(0, 1, number, num_stages), ways)
+                loaded, "open_ranks", lambda _, number, *_others: _Ranks(Place(0, 1, number, num_stages), ways)
             )
             self.started = list(threads.map(begin, range(num_stages)))
         self.stages: list[StageRunner] = []

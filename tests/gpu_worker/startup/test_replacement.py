@@ -80,14 +80,14 @@ def test_memory_is_measured_when_it_has_settled() -> None:
 _WORKER = """
 import sys
 from penstock.gpu_worker import __main__ as worker
-from penstock.gpu_worker.startup import replacement, start
+from penstock.gpu_worker.startup import pool, replacement
 from penstock.gpu_worker.state import kv_pool
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 
 def no_page_fits(*_, **__):
     raise NoMemoryError("no KV page fits")
 
-start.plan_pool = no_page_fits
+pool.plan_pool = no_page_fits
 replacement.SECONDS = 0.3
 sys.exit(worker.main(sys.argv[1:]))
 """

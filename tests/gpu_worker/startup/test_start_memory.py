@@ -8,7 +8,7 @@ import torch
 
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
-from penstock.gpu_worker.startup import start as start_module
+from penstock.gpu_worker.startup import pool
 from penstock.gpu_worker.startup.start import start
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
@@ -29,7 +29,7 @@ def raise_in_turn(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("failure", [raise_out_of_memory, raise_in_turn])
 @pytest.mark.parametrize(
     ("step", "flag"),
-    [("load_model", "--dtype"), ("KVPool", "--num-pages"), ("ModelRunner", "--max-model-len")],
+    [("loaded.load_model", "--dtype"), ("pool.KVPool", "--num-pages"), ("start.ModelRunner", "--max-model-len")],
 )
 def test_each_step_of_the_start(
     checkpoint: Callable[..., Checkpoint],
@@ -38,7 +38,7 @@ def test_each_step_of_the_start(
     flag: str,
     failure: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(start_module, step, failure)
+    monkeypatch.setattr(f"penstock.gpu_worker.startup.{step}", failure)
     with pytest.raises(ConfigError, match=f"^out of memory: .*{flag}"):
         start(make_config(checkpoint("llama")[0]))
 
@@ -49,7 +49,7 @@ def test_other_errors_are_not_taken_for_it(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(start_module, "KVPool", fail)
+    monkeypatch.setattr(pool, "KVPool", fail)
     with pytest.raises(RuntimeError, match="illegal"):
         start(make_config(checkpoint("llama")[0]))
 

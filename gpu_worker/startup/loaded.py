@@ -1,0 +1,113 @@
+"""The first part of a start: a device, and the weights on it."""
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+import torch
+
+from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.files.source import Checkpoint
+from penstock.core.checkpoint.finding.registry import open_model
+from penstock.core.checkpoint.kv_formats import kv_format_of
+from penstock.core.checkpoint.shards.rank_part import rank_part
+from penstock.core.checkpoint.state_limits import check_states
+from penstock.core.config import Config
+from penstock.core.config.ranks import Rank
+from penstock.core.config.speculative import SpeculativeConfig, speculative_config
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.open import choose_dtype, open_device
+from penstock.gpu_worker.devices.out_of_memory import no_memory_for
+from penstock.gpu_worker.drafting.registry import prepare_drafter
+from penstock.gpu_worker.drafting.target import Passes, Prepared, Target
+from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
+from penstock.gpu_worker.models.loading.stored import BytesRead
+from penstock.gpu_worker.models.model import Model, SeesImages
+from penstock.gpu_worker.parallel.open import open_ranks
+from penstock.gpu_worker.parallel.ranks import Ranks
+from penstock.gpu_worker.startup.identity import reading_weights
+from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.kernels.attention.kv_quantization import KV_FORMATS
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.models.vision.tower import Tower
+
+log = structlog.get_logger()
+
+
+class Loaded(NamedTuple):
+    """A model on its device, and what serves it."""
+
+    checkpoint: Checkpoint
+    part: ModelConfig  # of the model: that of this rank
+    model: Model
+    device: Device
+    ranks: Ranks
+    dtype: torch.dtype
+    kv_type: KVType
+    weights: str  # digest of what was read
+    speculative: SpeculativeConfig | None
+    drafter: Prepared | None
+    bytes_read: int  # of the checkpoint's tensors
+    seconds: float
+
+    @property
+    def tower(self) -> "Tower | None":
+        """What makes embeddings of images, if the model takes any."""
+        return self.model.tower if isinstance(self.model, SeesImages) else None
+
+
+def load(config: Config, rank: Rank) -> Loaded:
+    """Open the device, and read this rank's part of the weights.
+
+    Raises:
+        ConfigError: if the configuration or the checkpoint cannot work.
+    """
+    began = time.monotonic()
+    worker, checkpoint = config.worker, open_model(config)
+    has_weights = worker.load_format != "dummy"
+    whole = model_config_of(checkpoint, config.model.model_impl, worker.quantization, with_weights=has_weights)
+    check_states(whole, config)
+    part = rank_part(whole, config.parallel, rank.number)
+    device = open_device(worker.device, worker.num_threads, worker.cpu_kernels, rank.cores)
+    ranks = open_ranks(config, rank.number, device.torch_device, device.library)
+    device.adapt_to(4 * part.num_step_weights)
+    is_quantized = device.library is not None and part.quantization is not None
+    dtype = choose_dtype(worker.dtype, part.checkpoint_dtype, device.torch_device, is_quantized=is_quantized)
+    kv_format = kv_format_of(worker.kv_cache_dtype, part)
+    log.info(
+        "loading",
+        model=str(checkpoint.path),
+        architecture=part.architecture,
+        device=str(device.torch_device),
+        dtype=kv_name(dtype),
+        **({} if part.quantization is None else {"quantization": part.quantization.name}),
+    )
+    bytes_read = BytesRead(with_digest=not ranks.place.is_alone)
+    with (
+        reading_weights(checkpoint, part, worker.load_format, bytes_read) as weights_digest,
+        no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"),
+    ):
+        if has_weights:
+            model = load_model(checkpoint, part, dtype, device, kv_format, ranks, bytes_read)
+        else:
+            model = dummy_model(part, dtype, device, ranks)
+        weights = weights_digest()
+    speculative, drafter = speculative_config(worker.speculative_config), None
+    if speculative is not None:
+        with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):
+            drafter = prepare_drafter(speculative, Target(config, part, model, dtype, device, _passes))
+    device.give_back()
+    return Loaded(
+        checkpoint, part, model, device, ranks, dtype, dtype if kv_format is None else KV_FORMATS[kv_format],
+        weights, speculative, drafter, bytes_read.total, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _passes(model: Model, kv: KVPool, state: RowState, device: Device, dtype: torch.dtype, max_len: int) -> Passes:
+    """As `MakePasses`."""
+    from penstock.gpu_worker.steps.draft_passes import DraftPasses  # for draft models only
+
+    return DraftPasses(model, kv, state, device, dtype, max_len)

@@ -1,0 +1,126 @@
+"""The second part of a start: how many pages fit beside the weights, and what they hold."""
+
+import time
+from typing import NamedTuple
+
+import structlog
+
+from penstock.core.checkpoint.state_limits import num_snapshots
+from penstock.core.config import Config
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.out_of_memory import no_memory_for
+from penstock.gpu_worker.startup.disk_tier import staging_bytes
+from penstock.gpu_worker.startup.loaded import Loaded
+from penstock.gpu_worker.startup.memory_profile import pool_budget
+from penstock.gpu_worker.state.host_pages import HostPages, NoHostMemoryError
+from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_name, page_bytes, page_groups, plan_pool
+from penstock.gpu_worker.state.state_slots import state_slots
+from penstock.gpu_worker.state.transfers import slots_bytes
+
+log = structlog.get_logger()
+
+_GIB = 1 << 30
+EMBEDDING_BYTES = 512 << 20
+"""Bytes of all image embeddings that are kept at a time."""
+
+
+class PoolPlan(NamedTuple):
+    """What the pool will be."""
+
+    groups: tuple[PageGroup, ...]
+    size: PoolSize
+    num_snapshots: int  # copies of rows' states
+
+
+def plan_of_pool(config: Config, loaded: Loaded) -> PoolPlan:
+    """Choose the number of pages from the memory that the largest batch leaves.
+
+    Raises:
+        ConfigError: if no page fits, or the requested length does not.
+    """
+    scheduler, worker, drafter, device = config.scheduler, config.worker, loaded.drafter, loaded.device
+    largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
+    with no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
+        beside = None if drafter is None else drafter.computed
+        parts = config, loaded.model, loaded.dtype, loaded.kv_type, device, beside
+        budget = 0 if worker.num_pages else pool_budget(*parts)
+    if drafter is not None:
+        budget -= drafter.row_bytes * (scheduler.max_num_seqs + 1)
+    groups = page_groups(loaded.model.config, scheduler.page_size)
+    takes_snapshots = loaded.part.state_bytes > 0 and len(groups) == 1 and scheduler.enable_prefix_caching
+    if device.torch_device.type == "cuda":
+        budget -= 0 if loaded.tower is None else EMBEDDING_BYTES
+        budget -= int(worker.state_snapshots_gib * _GIB) if takes_snapshots else 0
+    if (worker.host_kv_gib or worker.disk_kv) and device.lanes() is not None:
+        budget -= slots_bytes(page_bytes(groups, loaded.kv_type))
+    draft_page_bytes = 0 if drafter is None else drafter.page_bytes
+    size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)
+    snapshots = num_snapshots(config, loaded.part.state_bytes, size.num_pages) if takes_snapshots else 0
+    return PoolPlan(groups, size, snapshots)
+
+
+def make_pool(config: Config, loaded: Loaded, plan: PoolPlan, *, has_dummy_page: bool) -> KVPool:
+    """Allocate the pool; `has_dummy_page`: for the padding rows of graphs."""
+    device = loaded.device.torch_device
+    return KVPool(
+        plan.groups,
+        plan.size.num_pages,
+        loaded.kv_type,
+        device,
+        has_dummy_page=has_dummy_page,
+        is_shared=bool(config.parallel.role),
+        states=state_slots(loaded.part, config.scheduler.max_num_seqs + 1, device, plan.num_snapshots),
+    )
+
+
+def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: int) -> HostPages | None:
+    """The host tier, if one is wanted, or else the host pages that stage a disk tier.
+
+    If there is no memory for them, serving goes on without.
+    """
+    num_bytes = int(config.worker.host_kv_gib * _GIB)
+    num_bytes = num_bytes or staging_bytes(config, kv.page_bytes, max_model_len)
+    if not num_bytes:
+        return None
+    began = time.monotonic()
+    try:
+        host_pages = HostPages.within(num_bytes, kv, device)
+    except NoHostMemoryError as error:
+        log.error("no host tier for KV pages: streams go on without it", reason=str(error))
+        return None
+    log.info(
+        "host tier",
+        pages=host_pages.num_pages,
+        tokens=host_pages.num_pages * kv.page_size,
+        mib=round(host_pages.num_pages * host_pages.page_bytes / 2**20),
+        seconds=round(time.monotonic() - began, 2),
+    )
+    return host_pages
+
+
+def log_pool(config: Config, loaded: Loaded, plan: PoolPlan) -> None:
+    """Log what was loaded, and what the pool holds."""
+    page_size, size, kv_type = config.scheduler.page_size, plan.size, loaded.kv_type
+    whole_page = page_bytes(plan.groups, kv_type)
+    log.info(
+        "model loaded",
+        load_seconds=round(loaded.seconds, 2),
+        read_mib=round(loaded.bytes_read / 2**20, 1),
+        device=loaded.device.name,
+        dtype=kv_name(loaded.dtype),
+        kernels=loaded.model.kernels,
+        kv_type=kv_name(kv_type),
+        kv_pool_tokens=size.num_pages * page_size,
+        kv_pool_mib=round(size.num_pages * whole_page / 2**20),
+        max_model_len=size.max_model_len,
+    )
+    for number, group in enumerate(plan.groups):
+        log.info(
+            "page group",
+            number=number,
+            layers=len(group.layers),
+            window=group.window,
+            page_size=group.page_size,
+            bytes_per_token=group.bytes_per_token(kv_type),
+            empty_percent=round(100 * (1 - group.page_size * group.bytes_per_token(kv_type) / whole_page)),
+        )
