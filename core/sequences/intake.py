@@ -6,6 +6,7 @@ from itertools import chain
 from math import isfinite
 from typing import NamedTuple
 
+from penstock.core.checkpoint.page_limits import longest_sequence
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.snapshots import Snapshots, SnapshotTotals
 from penstock.core.sequences.drain_rate import DrainRate
@@ -80,11 +81,7 @@ class WorkerLimits:
     @property
     def max_sequence_len(self) -> int:
         """Longest sequence that the model allows and the pool can hold."""
-        # A window may begin and end inside a page, and a page behind it is freed one page of the first group later.
-        num_window_pages = sum(
-            2 + -(-(group.window + self.page_size) // group.page_size) for group in self.window_groups
-        )
-        return min(self.max_model_len, max(0, self.num_pages - num_window_pages) * self.page_size)
+        return longest_sequence(self.num_pages, self.page_size, self.window_groups, self.max_model_len)
 
     def snapshots(self, totals: SnapshotTotals) -> Snapshots | None:
         """Return the bookkeeping for snapshots, if the worker has places for them."""

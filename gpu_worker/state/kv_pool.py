@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.page_limits import longest_sequence
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.state_limits import num_empty_pages
 from penstock.core.config import Config, ConfigError
@@ -16,6 +17,7 @@ from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 from penstock.gpu_worker.state.state_slots import StateSlots
+from penstock.ipc.messages import WindowGroup
 from penstock.kernels.attention.copy_pages import copy_pages
 from penstock.kernels.attention.kv_quantization import KVFormat, PageLayout
 
@@ -301,8 +303,12 @@ def plan_pool(
             f"no KV page of {one / 2**20:.1f} MiB fits the {max(0, budget) / _GIB:.2f} GiB left for pages; "
             f"raise {raisers}"
         )
-    num_tokens = num_pages * page_size
-    if wanted > num_tokens:
+    windows = tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:])
+    longest = longest_sequence(num_pages, page_size, windows, wanted or model.max_model_len)
+    if longest < max(wanted, 1):
         error = ConfigError if config.worker.num_pages else NoMemoryError
-        raise error(f"--max-model-len {wanted} exceeds the KV pool's {num_tokens} tokens; lower it, or raise {raisers}")
-    return PoolSize(num_pages, wanted or min(model.max_model_len, num_tokens))
+        raise error(
+            f"--max-model-len {wanted or 1} does not fit: the {num_pages} pages of the KV pool hold sequences of "
+            f"{longest} tokens; lower it, or raise {raisers}"
+        )
+    return PoolSize(num_pages, longest)

@@ -79,7 +79,7 @@ def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
 def test_the_traces_reach_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tests.core.driver, "check_invariants", lambda scheduler: None)  # they take most of the time
     found = [0, 0, 0, 0]
-    for seed in range(36):
+    for seed in range(48):
         disk = disk_trace(seed).disk
         counts = (disk.num_stored, disk.num_loaded, disk.num_lost, disk.num_failed)
         found = [total + count for total, count in zip(found, counts, strict=True)]

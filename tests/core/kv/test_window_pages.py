@@ -52,6 +52,27 @@ def test_the_traces_reach_what_they_are_for() -> None:
     assert min(reached) > 15, reached
 
 
+@pytest.mark.parametrize("num_pages", [3, 5, 9, 14, 20, 33])
+@pytest.mark.parametrize("windows", [[(4, 8)], [(1, 3)], [(16, 60)], [(8, 20), (2, 5)]], ids=str)
+def test_the_longest_sequence_fits_and_one_more_page_would_not(num_pages: int, windows: list[tuple[int, int]]) -> None:
+    limits = make_limits(num_pages=num_pages, windows=windows, max_num_batched_tokens=8, max_model_len=120)
+    longest = limits.max_sequence_len
+    if longest < 2:
+        return
+    for num_prompt in {1, longest // 2, longest - 1} - {0}:
+        driver = Driver(limits)
+        driver.add(make_request("other", range(500, 501), 1))
+        driver.add(make_request("longest", range(num_prompt), longest - num_prompt))
+        driver.run()
+        assert len(driver.outputs["longest", 0]) == longest - num_prompt
+        driver.check_idle()
+    sizes = [limits.page_size, *(size for size, _ in windows)]
+    if longest < limits.max_model_len:
+        needed = [-(-(longest + 1) // size) for size in sizes]
+        most = [needed[0], *(2 + -(-(window + limits.page_size) // size) for size, window in windows)]
+        assert sum(map(min, needed, most)) > num_pages
+
+
 def table_of(driver: Driver, request_id: str, group: int = 0) -> WindowTable:
     (seq,) = driver.scheduler.requests[request_id].running
     return seq.window_tables[group]
