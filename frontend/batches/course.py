@@ -3,6 +3,8 @@
 validating ──▶ in_progress ──▶ finalizing ──▶ completed
     │ └──▶ failed    │              └──▶ expired, if the window is over
     └──────▶ cancelling ──▶ cancelled
+
+From any of them but cancelling it fails if its input file is gone.
 """
 
 import asyncio
@@ -16,9 +18,9 @@ import structlog
 from penstock.frontend.api.service import Service
 from penstock.frontend.batches.answers import not_run
 from penstock.frontend.batches.lines import NumberedLine, check_lines, valid_lines
-from penstock.frontend.batches.shapes import BatchErrors, Status
+from penstock.frontend.batches.shapes import BatchError, BatchErrors, Status
 from penstock.frontend.batches.store import BatchStore, LiveBatch
-from penstock.frontend.files.store import FileStore, NewFile
+from penstock.frontend.files.store import FileStore, NewFile, whole
 from penstock.frontend.storage.database import StorageBusy, StorageFull
 
 log = structlog.get_logger()
@@ -28,6 +30,8 @@ T = TypeVar("T")
 RETRY_SECONDS = 5.0
 """Wait before the next try when the disk is full."""
 
+_GONE = BatchError("input_file_missing", "the input file is no longer stored")
+_UNCHECKED = BatchError("internal_error", "the server failed to check the input file")
 _EXPIRED = "the request was not executed within the completion window"
 
 Start = Callable[[LiveBatch, NumberedLine], Awaitable["asyncio.Task[tuple[bytes, bool]]"]]
@@ -51,6 +55,9 @@ class Course:
         if status == "cancelling":
             await self._end("cancelling", "cancelled")
             return
+        if not await asyncio.to_thread(self._path.exists):
+            await self._end(status, "failed", errors=BatchErrors([_GONE]))
+            return
         if status == "validating" and not await self._validate():
             return
         if status != "finalizing":
@@ -63,9 +70,13 @@ class Course:
     async def _validate(self) -> bool:
         live, service = self._live, self._service
         names = service.model.names
-        num_lines, errors = await asyncio.to_thread(
-            check_lines, self._path, (live.batch.endpoint,), service.max_body_bytes, lambda name: name in names
-        )
+        try:
+            num_lines, errors = await asyncio.to_thread(
+                check_lines, self._path, (live.batch.endpoint,), service.max_body_bytes, lambda name: name in names
+            )
+        except Exception:  # another try would most likely fail as well, and so on for ever
+            log.exception("a batch cannot be checked", batch=live.batch.id)
+            num_lines, errors = 0, [_UNCHECKED]
         if errors:
             await self._batches.change(live.number, ["validating"], "failed", errors=BatchErrors(errors))
             log.info("a batch is not valid", batch=live.batch.id, error=errors[0].message, line=errors[0].line)
@@ -102,7 +113,7 @@ class Course:
             await self._stored(partial(self._batches.put, self._live.number, line.number, content, is_error=True))
         return has_all
 
-    async def _end(self, before: Status, to: Status) -> None:
+    async def _end(self, before: Status, to: Status, **facts: Any) -> None:
         """Write the files, and hand them to the owner in the transaction in which the batch ends."""
         live, new = self._live, dict[str, NewFile]()
         after = live.batch.output_expires_after
@@ -120,7 +131,9 @@ class Course:
                     for kind, each in new.items()
                 }
 
-            done = await self._stored(partial(self._batches.change, live.number, [before], to, also=take))
+            done = await self._stored(
+                lambda: whole(self._batches.change(live.number, [before], to, also=take, **facts))
+            )
             log.info("a batch has ended", batch=live.batch.id, status=to if done else "elsewhere")
         finally:
             for each in new.values():

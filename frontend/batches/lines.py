@@ -104,6 +104,7 @@ def _check(
     try:
         size = JsonSize()
         size.feed(text)
+        text.decode()  # decoders skip what they do not look for, such as most of a body
         line = _line.decode(text)
     except TooManyValuesError as error:
         return wrong("too_many_values", f"the request is too large: {error}")

@@ -11,11 +11,11 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 
@@ -24,6 +24,8 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.errors import BodyTooLarge, InvalidParameter, InvalidRequest
 from penstock.frontend.files.shapes import FileObject
 from penstock.frontend.storage.database import Database, StorageFull, is_disk_full
+
+T = TypeVar("T")
 
 PIECE_BYTES = 256 << 10
 """How much is read or written at a time."""
@@ -55,6 +57,18 @@ def database_of(service: Service) -> Database:
     if service.database is None:
         raise NoDataDir("this server keeps no files and no batches: it was started without --data-dir")
     return service.database
+
+
+async def whole(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for the end of work in another thread, even if the caller is cancelled: until then, it uses the file."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +113,7 @@ class NewFile:
     async def flush(self) -> None:
         """Write what is held."""
         held, self._held = bytes(self._held), bytearray()
-        writing = asyncio.create_task(asyncio.to_thread(self._write, held))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:  # the thread goes on, and must not meet a closed file
-            await asyncio.wait([writing])
-            raise
+        await whole(asyncio.to_thread(self._write, held))
 
     def _write(self, content: bytes) -> None:
         try:
@@ -171,16 +180,21 @@ class FileStore:
                 )
             return self.take(file, new, owner, filename, "batch", seconds)
 
-        return await self._database.write(work)
+        return await whole(self._database.write(work))
 
     def take(
         self, file: sqlite3.Connection, new: NewFile, owner: str, filename: str, purpose: str, seconds: int | None
     ) -> FileObject:
-        """Within a transaction, make a written file one of the owner's."""
+        """Within a transaction, make a written file one of the owner's. Discard it only when the transaction is over.
+
+        Raises:
+            FileNotFoundError: the file was discarded.
+        """
         new.close()
         now = int(time.time())
-        if new.path.exists():  # false if an earlier transaction moved it, but could not be committed
-            new.path.rename(self._folder / new.id)
+        taken = self.path(new.id)
+        if not taken.exists():  # it does if an earlier transaction moved the file, but could not be committed
+            new.path.rename(taken)
         row = (new.id, new.num_bytes, now, filename, purpose, None if seconds is None else now + seconds)
         file.execute(f"INSERT INTO files ({_FIELDS}, owner) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, owner))
         return _shown(row)

@@ -56,9 +56,14 @@ class ResponseBuilder:
         self._texts.append(text)
         return [*events, delta]
 
-    def finish(self, status: Status) -> list[Event]:
-        """End the output: an open item gets this status, and a response without items gets an empty text."""
+    def finish(self, status: Status, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        """End the output: an open item gets this status, and a response without items gets an empty text.
+
+        `logprobs` are those of tokens after the last character; they are a message's if the output ends with one.
+        """
         events = [] if self.items or self._open is not None else self._begin(MessageItem)
+        if logprobs and self._open is MessageItem:
+            events += self.add(Content(""), logprobs)
         return [*events, *self._close(status)]
 
     def _switch(self, kind: type[OutputItem]) -> list[Event]:

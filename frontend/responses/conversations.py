@@ -9,7 +9,8 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.responses.items import Item, as_messages, known_items, references, resolved
+from penstock.frontend.responses.history import with_references
+from penstock.frontend.responses.items import Item, as_messages, known_items
 from penstock.frontend.responses.stored import MAX_PAGE, PAGE, number_in, order_in
 from penstock.frontend.responses.validate import valid_metadata
 from penstock.frontend.schema_responses import InputItems
@@ -65,7 +66,7 @@ async def create_conversation(service: Service, record: RequestRecord, body: byt
         InvalidRequest: one of its kinds (see `errors.py`).
     """
     asked = decode(_created, body)
-    items = await _items(service, record, asked.items or [])
+    items = await _items(service, record, asked.items or [], len(body))
     return _shown(await service.conversations.create(record.key_id, valid_metadata(asked.metadata), items))
 
 
@@ -104,7 +105,7 @@ async def add_items(service: Service, record: RequestRecord, body: bytes) -> Rep
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
     """
-    items = await _items(service, record, decode(_added, body).items)
+    items = await _items(service, record, decode(_added, body).items, len(body))
     return _page(await service.conversations.append(record.key_id, record.argument, items), has_more=False)
 
 
@@ -139,12 +140,11 @@ async def delete_item(service: Service, record: RequestRecord, body: bytes) -> R
     return _shown(await service.conversations.delete_item(record.key_id, record.argument, record.item))
 
 
-async def _items(service: Service, record: RequestRecord, given: list[Item]) -> list[Item]:
-    """The items in the form in which they are kept."""
+async def _items(service: Service, record: RequestRecord, given: list[Item], num_bytes: int) -> list[Item]:
+    """The items of a request of `num_bytes`, in the form in which they are kept."""
     if len(given) > MAX_ADDED:
         raise InvalidParameter(f"items may hold {MAX_ADDED} items at most, got {len(given)}", param="items")
-    if item_ids := references(given):
-        given = resolved(given, await service.responses.items(record.key_id, item_ids))
+    given = await with_references(service, record, given, 0, num_bytes)
     as_messages(given, None, takes_images=service.image_limits is not None)
     items = known_items(given)
     try:

@@ -47,7 +47,7 @@ class ResponseCourse:
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._builder = ResponseBuilder()
         self._scores = run.score_writer()
-        self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not reported yet
+        self._untold: list[tuple[str, list[schema.ContentLogprob]]] = []  # texts and scores of tokens not reported yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are reported
         self.status: Status = "queued" if valid.background else "in_progress"
         self._usage: schema.Usage | None = None
@@ -98,7 +98,7 @@ class ResponseCourse:
         self.status = "incomplete" if event.finish_reason == "length" else "completed"
         if self.status == "completed":
             self._completed_at = int(CLOCK.get()())
-        return events + self._add(parts) + self._builder.finish(self.status)
+        return events + self._add(parts) + self._builder.finish(self.status, self._scores_after())
 
     def _take_text(self, event: SequenceEvent) -> list[Event]:
         if self._scores is None:
@@ -107,11 +107,11 @@ class ResponseCourse:
         begin, events = self._num_characters, []
         self._num_characters += len(event.text)
         scores = event.scores or []
-        cuts = [begin, *(token.offset for token in scores), self._num_characters]
-        for score, (start, end) in zip([None, *scores], pairwise(cuts), strict=True):
+        # A token may have begun in an earlier event, or end behind the text, which ends with a stop string.
+        offsets = [min(max(begin, token.offset), self._num_characters) for token in scores]
+        for score, (start, end) in zip([None, *scores], pairwise([begin, *offsets, self._num_characters]), strict=True):
             text = event.text[start - begin : end - begin]
-            if score is not None:
-                self._untold += [(text, entry) for entry in self._scores.chat([score]).content]
+            self._untold.append((text, [] if score is None else self._scores.chat([score]).content))
             if text:
                 events += self._add(self._parser.feed(text))
         return events
@@ -125,10 +125,22 @@ class ResponseCourse:
         return events
 
     def _scores_of(self, content: str) -> list[schema.ContentLogprob]:
-        """The log-probabilities of the tokens that wrote `content`, which is the end of the unreported text."""
+        """The log-probabilities of the tokens that wrote `content`, which is the end of the unreported text.
+
+        Those without a text that come just before it are its own, too: they are the first bytes of its first character.
+        """
         begin = "".join(text for text, _ in self._untold).rfind(content)
-        ends = accumulate(len(text) for text, _ in self._untold)
-        return [entry for (_, entry), end in zip(self._untold, ends, strict=True) if end > begin]
+        found: list[schema.ContentLogprob] = []
+        for (text, scores), end in zip(self._untold, accumulate(len(text) for text, _ in self._untold), strict=True):
+            if end > begin or (end == begin and not text):
+                found += scores
+        return found
+
+    def _scores_after(self) -> list[schema.ContentLogprob]:
+        """The log-probabilities of the tokens after the last character, such as the stop token."""
+        if any(text for text, _ in self._untold):  # a mark came in between
+            return []
+        return [entry for _, scores in self._untold for entry in scores]
 
     async def finished(self, usage: schema.Usage | None) -> bytes:
         """The complete response as JSON; validated and stored if requested."""

@@ -1,7 +1,6 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -10,17 +9,17 @@ from penstock.frontend.api.run import Job, Prepared, Run, read, run
 from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
-from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound, TooManyValues
+from penstock.frontend.errors import TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import OutputFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.responses.background import check_background, in_background
 from penstock.frontend.responses.course import ResponseCourse
-from penstock.frontend.responses.items import references, resolved
-from penstock.frontend.responses.validate import ValidResponse, conversation_id, input_items, validate_response
+from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
-from penstock.frontend.validation.common import Rules, without_collecting
+from penstock.frontend.validation.common import Rules
 
 
 async def _job(service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int) -> Job:
@@ -80,26 +79,8 @@ async def _perhaps_in_background(
 async def _validated(
     service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int
 ) -> ValidResponse:
-    before, previous = request.previous_response_id, list[dict[str, Any]]()
-    if conversation := conversation_id(request):
-        if before:
-            raise InvalidParameter("conversation and previous_response_id exclude each other", param="conversation")
-        previous = await service.conversations.items(record.key_id, conversation)
-    if before:
-        stored = await service.responses.previous(record.key_id, before)
-        if stored.until is not None:
-            raise PreviousResponseNotFound(f"the response {before!r} is not finished", param="previous_response_id")
-        if len(stored.items) + num_bytes > service.max_body_bytes:
-            raise ContextLengthExceeded(
-                f"the conversation has {len(stored.items)} bytes, and this request {num_bytes}; "
-                f"together they may have {service.max_body_bytes}",
-                param="previous_response_id",
-            )
-        with without_collecting():
-            previous = stored.conversation()
-    given = input_items(request.input)
-    if item_ids := references(given):
-        given = resolved(given, await service.responses.items(record.key_id, item_ids))
+    previous, num_before = await earlier_items(service, record, request, num_bytes)
+    given = await with_references(service, record, input_items(request.input), num_before, num_bytes)
     valid = validate_response(request, rules, service.model.template, previous, given)
     if valid.store:
         _check_conversation(msgspec.json.encode(valid.items))

@@ -12,6 +12,7 @@ from penstock.frontend.draws import DRAWS
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 MAX_ITEMS = 4096
+MAX_REFERENCES = 1024
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 Item = dict[str, Any]
@@ -29,8 +30,7 @@ def as_messages(items: list[Item], instructions: str | None, *, takes_images: bo
         InvalidParameter: naming the item and what is wrong with it.
         UnsupportedParameter: for items that a text model cannot take.
     """
-    if len(items) > MAX_ITEMS:
-        raise InvalidParameter(f"input may hold {MAX_ITEMS} items at most, got {len(items)}", param="input")
+    _check_number(items)
     read_content = _content if takes_images else _text
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -58,6 +58,11 @@ def as_messages(items: list[Item], instructions: str | None, *, takes_images: bo
                 f"{field}: items of type {kind!r} are not supported"[:256], param=f"{field}.type"
             )
     return messages
+
+
+def _check_number(items: list[Item]) -> None:
+    if len(items) > MAX_ITEMS:
+        raise InvalidParameter(f"input may hold {MAX_ITEMS} items at most, got {len(items)}", param="input")
 
 
 def _add_to_assistant(message: dict[str, Any], field: str, kind: str, item: Item) -> None:
@@ -150,8 +155,9 @@ def references(items: list[Item]) -> list[str]:
     """The ids in items that are references to stored ones.
 
     Raises:
-        InvalidParameter: if one has no usable id.
+        InvalidParameter: if one has no usable id, or there are too many items or references.
     """
+    _check_number(items)
     found = []
     for index, item in enumerate(items):
         if item.get("type") == "item_reference":
@@ -159,6 +165,8 @@ def references(items: list[Item]) -> list[str]:
             if not isinstance(item_id, str) or not _ID.fullmatch(item_id):
                 raise InvalidParameter(f"input[{index}].id: expected an item's id", param=f"input[{index}].id")
             found.append(item_id)
+    if len(found) > MAX_REFERENCES:  # each is looked up in the database
+        raise InvalidParameter(f"input may hold {MAX_REFERENCES} references at most, got {len(found)}", param="input")
     return found
 
 

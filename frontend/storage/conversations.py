@@ -74,6 +74,22 @@ class ConversationStore:
         """
         return await self._tables.read(lambda file: _get(file, owner, conversation_id))
 
+    async def num_bytes(self, owner: str, conversation_id: str) -> int:
+        """The size of a conversation.
+
+        Raises:
+            ConversationNotFound: there is no such conversation.
+        """
+
+        def work(file: sqlite3.Connection) -> int:
+            _get(file, owner, conversation_id)
+            [size] = file.execute(
+                "SELECT num_bytes FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id)
+            ).fetchone()
+            return int(size)
+
+        return await self._tables.read(work)
+
     async def update(self, owner: str, conversation_id: str, metadata: dict[str, str]) -> Conversation:
         """Replace a conversation's metadata.
 

@@ -1,6 +1,6 @@
 """A SQLite file only for stored responses and conversations: --response-store, or one that is removed with the launch.
 
-It has the tables that `schema.CONVERSED` makes, and the methods of `Database` that they need.
+It has the tables that `schema.CONVERSED` and `schema.REFERRED` make, and the methods of `Database` that they need.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import structlog
 
 from penstock.core.config import ConfigError
 from penstock.frontend.storage.database import is_disk_full, keep_log
-from penstock.frontend.storage.schema import CONVERSED
+from penstock.frontend.storage.schema import CONVERSED, REFERRED
 
 log = structlog.get_logger()
 
@@ -82,6 +82,9 @@ def _open(path: str) -> sqlite3.Connection:
     file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another thread closes it
     keep_log(file)
     file.execute("PRAGMA synchronous = OFF")  # a crash of the machine may lose responses; a process's does not
-    for statement in CONVERSED:
-        file.execute(statement)
+    file.execute("PRAGMA foreign_keys = ON")
+    with file:
+        file.execute("BEGIN IMMEDIATE")  # so that of frontends that open an older file together, one migrates it
+        for statement in (*CONVERSED, *REFERRED):
+            file.execute(statement)
     return file

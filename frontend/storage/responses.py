@@ -13,6 +13,7 @@ expires, the response has died with its frontend.
 import sqlite3
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ FILE_NAME = "responses.sqlite"
 LEASE_SECONDS = 90.0
 """An unfinished response whose lease was not renewed for this long has died with its frontend."""
 
+_item = msgspec.json.Decoder(Item)
 _items = msgspec.json.Decoder(list[Item])
 
 
@@ -115,6 +117,10 @@ class ResponseStore:
                 f" response, items) VALUES (?, ?, {_NOW}, ?, ?, ?, ?, ?, ?)",
                 (owner, response_id, *row),
             )
+            file.executemany(
+                "INSERT INTO response_items (owner, id, response) VALUES (?, ?, ?)",
+                [(owner, item["id"], response_id) for item in items if "id" in item],
+            )
             file.execute("DELETE FROM running_responses WHERE owner = ? AND id = ?", key)
             if is_running:
                 file.execute("INSERT INTO running_responses VALUES (?, ?, ?)", (*key, time.time() + LEASE_SECONDS))
@@ -183,23 +189,19 @@ class ResponseStore:
             return await self._tables.read(look)
 
     async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
-        """Items of the owner's stored conversations, by id; those not found are left out."""
+        """Items of the owner's stored responses and conversations, by id; those not found are left out.
 
-        def work(file: sqlite3.Connection) -> dict[str, Item]:
-            found: dict[str, Item] = {}
-            for item_id in item_ids:
-                if item_id in found:
-                    continue
-                row = file.execute(
-                    "SELECT items FROM responses WHERE owner = ? AND instr(items, ?) ORDER BY used DESC LIMIT 1",
-                    (owner, f'"id":"{item_id}"'.encode()),
-                ).fetchone()
-                if row is not None:
-                    found |= {item["id"]: item for item in _items.decode(row[0]) if item.get("id") in wanted}
-            return found
-
+        Each read is short, so that what others want of the database is done in between.
+        """
+        found: dict[str, Item] = {}
         wanted = set(item_ids)
-        return await self._tables.read(work)
+        for item_id in item_ids:
+            if item_id in wanted:
+                near = await self._tables.read(partial(_items_near, owner, item_id))
+                usable = {item["id"]: item for item in near if item.get("id") in wanted}
+                found |= usable
+                wanted -= {item_id, *usable}
+        return found
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Delete a response.
@@ -229,6 +231,22 @@ def _drop_oldest(file: sqlite3.Connection, owner: str, max_count: int, max_bytes
         if number > max_count or kept_bytes > max_bytes:
             file.execute("DELETE FROM responses WHERE owner = ? AND used <= ?", (owner, used))
             return
+
+
+def _items_near(owner: str, item_id: str, file: sqlite3.Connection) -> list[Item]:
+    """All items of the response that was stored last with this one; if there is none, it alone of a conversation."""
+    key = {"owner": owner, "item": item_id}
+    row = file.execute(
+        "SELECT items FROM responses WHERE owner = :owner AND id = (SELECT response FROM response_items "
+        "WHERE owner = :owner AND id = :item ORDER BY number DESC LIMIT 1)",
+        key,
+    ).fetchone()
+    if row is not None:
+        return _items.decode(row[0])
+    rows = file.execute(
+        "SELECT item FROM conversation_items WHERE owner = :owner AND id = :item ORDER BY rowid DESC LIMIT 1", key
+    )
+    return [_item.decode(item) for (item,) in rows]
 
 
 def _num_values(text: bytes) -> int:

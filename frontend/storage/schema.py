@@ -20,6 +20,21 @@ CONVERSED: tuple[str, ...] = (
 )
 """Stored responses and conversations; these may also be in a file of their own, which has no version."""
 
+REFERRED: tuple[str, ...] = (
+    # Which responses have an item. Of several, the one with the highest number was stored last.
+    "CREATE TABLE IF NOT EXISTS response_items (number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, "
+    "response TEXT NOT NULL, FOREIGN KEY (owner, response) REFERENCES responses (owner, id) ON DELETE CASCADE)",
+    # The responses of older versions. A file of its own comes here at each opening, and is filled only once.
+    "INSERT INTO response_items (owner, id, response) "
+    "SELECT owner, json_extract(item.value, '$.id') AS item_id, responses.id "
+    "FROM responses, json_each(CAST(items AS TEXT)) AS item "
+    "WHERE item_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM response_items) ORDER BY used",
+    "CREATE INDEX IF NOT EXISTS response_items_by_id ON response_items (owner, id)",
+    "CREATE INDEX IF NOT EXISTS response_items_by_response ON response_items (owner, response)",
+    "CREATE INDEX IF NOT EXISTS items_of_owner ON conversation_items (owner, id)",
+)
+"""Where the items of stored responses and conversations are, for references to them; also in a file of their own."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     (
         # Leases, for work that only one of the processes that share the database may do at a time.
@@ -42,5 +57,6 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "line INTEGER NOT NULL, is_error INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (batch, line))",
     ),
     CONVERSED,
+    REFERRED,
 )
 """Step n, a tuple of statements, migrates from version n to version n + 1 (`PRAGMA user_version`)."""

@@ -11,6 +11,8 @@ from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOption
 from penstock.core.config.api_keys import digest
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
 from penstock.frontend.storage import own_file
+from penstock.frontend.storage.conversations import ConversationStore
+from penstock.frontend.storage.database import FILE_NAME, Database
 from penstock.frontend.storage.own_file import OwnFile
 from penstock.frontend.storage.responses import Item, ResponseStore, store_path
 from tests.frontend.http_client import error_of, get, post, send
@@ -86,6 +88,87 @@ async def test_an_owner_has_bytes_of_his_own() -> None:
     assert await names(store, "bob", "bcd") == "bc"
     assert await names(store, "alice", "a") == "a"
     _close(store)
+
+
+async def num_indexed(tables: OwnFile | Database) -> int:
+    [count] = await tables.read(lambda file: file.execute("SELECT count(*) FROM response_items").fetchone())
+    return int(count)
+
+
+async def test_items_are_looked_up_without_reading_what_is_stored() -> None:
+    """However much an owner has stored, and whether an item is there or not."""
+    tables = OwnFile(":memory:")
+    store = ResponseStore(tables, 10, 1 << 20)
+    await put(store, "me", "first")
+    asked: list[str] = []
+    await tables.read(lambda file: file.set_trace_callback(asked.append))
+    assert await store.items("me", ["c", "a", "none"]) == {"c": ITEMS[2], "a": ITEMS[0]}
+    await tables.read(lambda file: file.set_trace_callback(None))
+    assert len(asked) == 1 + 2  # "a" is beside "c"; "none" might be in a conversation
+    for statement in asked:
+        plan = await tables.read(lambda file, s=statement: file.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]
+        searches = [line for *_, line in plan if "SUBQUERY" not in line]
+        assert searches
+        assert all("SEARCH" in line and "(owner=? AND id=?)" in line for line in searches)
+    _close(store)
+
+
+async def test_items_are_forgotten_with_their_response() -> None:
+    tables = OwnFile(":memory:")
+    store = ResponseStore(tables, 2, 1 << 20)
+    await put(store, "me", "first")
+    await put(store, "me", "first")
+    assert await num_indexed(tables) == 3
+    await put(store, "me", "second")
+    await store.delete("me", "first")
+    assert await store.items("me", ["a"]) == {"a": ITEMS[0]}  # the other one has it, too
+    for name in ("third", "fourth"):
+        await store.put("me", name, b"{}", [{"id": name, "content": ""}], num_before=0, num_inputs=1)
+    assert await store.items("me", ["a"]) == {}
+    assert await num_indexed(tables) == 2
+    _close(store)
+
+
+async def test_the_item_that_was_stored_last_counts() -> None:
+    store = ResponseStore(OwnFile(":memory:"), 10, 1 << 20)
+    for name, content in (("first", "old"), ("second", "new")):
+        items: list[Item] = [{"id": "a", "content": content}, {"id": name, "content": ""}]
+        await store.put("me", name, b"{}", items, num_before=0, num_inputs=1)
+    assert (await store.items("me", ["a", "first"]))["a"]["content"] == "new"
+    _close(store)
+
+
+async def test_items_of_conversations_are_found() -> None:
+    tables = OwnFile(":memory:")
+    store, conversations = ResponseStore(tables, 10, 1 << 20), ConversationStore(tables, 10, 1 << 20)
+    made = await conversations.create("me", {}, ITEMS)
+    assert await store.items("me", ["b", "none"]) == {"b": ITEMS[1]}
+    assert await store.items("other", ["b"]) == {}
+    await conversations.delete("me", made.id)
+    assert await store.items("me", ["b"]) == {}
+    _close(store)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_items_of_older_versions_are_found(is_own: bool, tmp_path: Path) -> None:
+    def opened() -> OwnFile | Database:
+        return OwnFile(str(tmp_path / FILE_NAME)) if is_own else Database(tmp_path)
+
+    tables = opened()
+    await put(ResponseStore(tables, 10, 1 << 20), "me", "first")
+    tables.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as file:
+        file.execute("DROP TABLE response_items")
+        file.execute("DROP INDEX items_of_owner")
+        if not is_own:
+            file.execute("PRAGMA user_version = 3")
+    for tables in (opened(), opened()):  # the second one finds nothing to do
+        store = ResponseStore(tables, 10, 1 << 20)
+        assert await store.items("me", ["c", "a"]) == {"c": ITEMS[2], "a": ITEMS[0]}
+        assert await num_indexed(tables) == 3
+    await store.delete("me", "first")
+    assert await num_indexed(tables) == 0
+    tables.close()
 
 
 async def test_two_frontends_and_their_deaths(tmp_path: Path) -> None:

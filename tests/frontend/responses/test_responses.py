@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response as ClientResponse
 
+from penstock.frontend.responses.items import MAX_ITEMS, MAX_REFERENCES
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import LiveServer, made_server
@@ -300,6 +301,45 @@ def test_items_are_referred_to(client: openai.OpenAI, live: LiveServer) -> None:
     )
 
 
+def test_items_of_a_conversation_are_referred_to(client: openai.OpenAI, live: LiveServer) -> None:
+    made = client.conversations.create(items=[{"type": "message", "role": "user", "content": "One"}])
+    [item] = client.conversations.items.list(made.id)
+    assert item.id is not None
+    create(client, [{"type": "item_reference", "id": item.id}], store=False)
+    assert prompt_text(live) == "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
+    client.conversations.delete(made.id)
+    with pytest.raises(openai.BadRequestError, match="there is no item"):
+        create(client, [{"type": "item_reference", "id": item.id}], store=False)
+
+
+@pytest.mark.parametrize("most", [MAX_REFERENCES, MAX_ITEMS])
+def test_references_are_counted_before_they_are_looked_up(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    asked: list[str] = []
+
+    async def items(owner: str, item_ids: list[str]) -> dict[str, Any]:
+        asked.extend(item_ids)
+        return {}
+
+    monkeypatch.setattr(live.server.service.responses, "items", items)
+    given = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(most + 1)]
+    error = error_of(post(live, "/v1/responses", {"input": given}), 400)
+    assert (error["param"], f"{most} " in error["message"]) == ("input", True)
+    assert not asked
+
+
+def test_what_is_referred_to_is_no_larger_than_a_body(live: LiveServer) -> None:
+    limit = live.server.service.max_body_bytes
+    item = {"id": "fco_large", "type": "function_call_output", "call_id": "c", "output": "x" * (limit // 3)}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    with response_of(live, [call, item]):
+        given = [call] + 3 * [{"type": "item_reference", "id": "fco_large"}]
+        error = error_of(post(live, "/v1/responses", {"input": given}), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+        assert str(limit) in error["message"]
+
+
 def test_tokens_are_counted_without_an_answer(live: LiveServer) -> None:
     body = {"input": "One", "instructions": "Be kind.", "tools": [WEATHER]}
     counted = post(live, "/v1/responses/input_tokens", body).json()
@@ -323,6 +363,46 @@ def test_log_probabilities(client: openai.OpenAI, live: LiveServer) -> None:
             assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
             told = [entry for e in events if e.type == "response.output_text.delta" for entry in e.logprobs]
             assert [entry.token for entry in told] == [entry.token for entry in part.logprobs]
+
+
+@pytest.mark.parametrize("per_step", [1, 4, 1000])
+@pytest.mark.parametrize("stop", [[], ["ns down the wheel"], ["s down the p"]])
+@pytest.mark.parametrize("output", ["", "\u6f22\U0001f642 runs down the pipe\U0001f642"])
+def test_each_token_of_a_text_has_its_log_probability(
+    client: openai.OpenAI, live: LiveServer, output: str, stop: list[str], per_step: int
+) -> None:
+    """Also those that are only a part of a character, and the stop token: as in chats."""
+    live.says(output, per_step=per_step, delay=0.002)
+    chat = client.chat.completions.create(
+        model="test/model", messages=[{"role": "user", "content": "Hello"}], logprobs=True, top_logprobs=2, stop=stop
+    ).to_dict()
+    choices: Any = chat["choices"]
+    [choice] = choices
+    fields: Any = {"top_logprobs": 2, "extra_body": {"stop": stop}}
+    whole = create(client, **fields)
+    events = stream(client, **fields)
+    assert without_ids(events[-1].response) == without_ids(whole)
+    assert whole.output_text == choice["message"]["content"]
+    [part] = whole.to_dict()["output"][0]["content"]  # type: ignore[index]
+    assert part["logprobs"] == choice["logprobs"]["content"]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == whole.output_text
+    assert [entry.to_dict() for event in deltas for entry in event.logprobs] == part["logprobs"]
+
+
+@pytest.mark.parametrize("per_step", [1, 4, 1000])
+def test_tokens_belong_to_the_text_that_they_write(client: openai.OpenAI, live: LiveServer, per_step: int) -> None:
+    said = "\u6f22\u5b57\U0001f642"
+    thought, call = THOUGHT.replace("me", said), CALL.replace("Troms", said)
+    live.says(thought + said + call, per_step=per_step)
+    fields: Any = {"top_logprobs": 1, "tools": [WEATHER]}
+    whole = create(client, **fields)
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+    assert without_ids(stream(client, **fields)[-1].response) == without_ids(whole)
+    [part] = whole.to_dict()["output"][1]["content"]  # type: ignore[index]
+    assert part["text"] == said
+    written = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
+    assert written == said.encode()
 
 
 def test_what_does_not_fit_goes_from_the_beginning(client: openai.OpenAI, live: LiveServer) -> None:
@@ -391,6 +471,21 @@ def test_a_conversation_is_no_larger_than_a_body(live: LiveServer) -> None:
         error = error_of(post(live, "/v1/responses", {"input": [large], "previous_response_id": first}), 400)
         assert error["code"] == "context_length_exceeded"
         assert str(limit) in error["message"]
+
+
+def test_a_stored_conversation_is_no_larger_than_a_body(client: openai.OpenAI, live: LiveServer) -> None:
+    limit = live.server.service.max_body_bytes
+    large: Any = {"type": "function_call_output", "call_id": "c", "output": "x" * (limit // 2)}
+    call: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    made = client.conversations.create(items=[call, large])
+    client.conversations.items.create(made.id, items=[large])
+    body = {"input": "Hello", "conversation": made.id}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        error = error_of(post(live, path, body), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "conversation")
+        assert str(limit) in error["message"]
+    client.conversations.delete(made.id)
+    assert error_of(post(live, "/v1/responses", body), 404)["code"] == "conversation_not_found"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from openai.types import Batch
 
 from penstock.core.config.api_keys import digest
-from penstock.frontend.batches import lines, runner, sender
+from penstock.frontend.batches import course, lines, runner, sender
 from penstock.ipc.messages import AddRequest, ErrorCode
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, get, post
@@ -80,7 +81,7 @@ def line(custom_id: Any, content: str = "Hello", url: str = CHAT, **fields: Any)
 
 def batch_of(client: openai.OpenAI, requests: list[Any], endpoint: Any = CHAT, **fields: Any) -> Batch:
     text = "".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in requests)
-    given = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+    given = client.files.create(file=("in.jsonl", text.encode(errors="surrogateescape")), purpose="batch")
     return client.batches.create(input_file_id=given.id, endpoint=endpoint, completion_window="24h", **fields)
 
 
@@ -172,6 +173,8 @@ def test_embeddings(server: LiveServer) -> None:
     ("wrong", "code", "param"),
     [
         ("no json", "invalid_json_line", None),
+        (json.dumps(line("b", model="\xff"), ensure_ascii=False).replace("\xff", "\udcff"), "invalid_json_line", None),
+        (json.dumps(line("b", "\xff"), ensure_ascii=False).replace("\xff", "\udcff"), "invalid_json_line", None),
         ("[]", "invalid_type", None),
         ("[" * 100_000, "too_many_values", None),
         ('{"custom_id": "b"}', "missing_required_parameter", "method"),
@@ -197,6 +200,89 @@ def test_one_wrong_line_fails_the_batch(server: LiveServer, wrong: Any, code: st
     assert (error.code, error.line, error.param) == (code, 3, param), error
     assert not server.scheduler.added
     assert batch.output_file_id is None
+
+
+def failure(batch: Batch) -> str:
+    """The code of the only error of a failed batch."""
+    assert (batch.status, batch.errors is not None) == ("failed", True), batch
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    [error] = batch.errors.data
+    assert error.message
+    return str(error.code)
+
+
+def remove_file(server: LiveServer, file_id: str | None) -> None:
+    database = server.server.service.database
+    assert database is not None
+    (database.folder / "files" / str(file_id)).unlink()
+
+
+def let_expire(server: LiveServer) -> None:
+    """As if the windows of all batches were over."""
+    database = server.server.service.database
+    assert database is not None
+    sql = "UPDATE batches SET facts = json_set(facts, '$.expires_at', 1)"
+    asyncio.run_coroutine_threadsafe(database.write(lambda file: file.execute(sql)), server.loop).result(10)
+
+
+def begin_again(server: LiveServer) -> None:
+    """Begin all batches again, as after a restart."""
+    running = server.server._batches
+    assert running is not None
+    asyncio.run_coroutine_threadsafe(running._stop_all(), server.loop).result(10)
+
+
+def test_a_file_that_is_gone_fails_the_batch(server: LiveServer) -> None:
+    client = client_of(server)
+    given = client.files.create(file=json.dumps(line("a")).encode(), purpose="batch")
+    remove_file(server, given.id)
+    made = client.batches.create(input_file_id=given.id, endpoint=CHAT, completion_window="24h")
+    assert failure(ended(client, made)) == "input_file_missing"
+    client.files.delete(given.id)
+
+
+def test_a_file_that_goes_while_the_batch_runs_leaves_the_answers(server: LiveServer) -> None:
+    client = client_of(server)
+    slow = server.tokenizer.encode("slow", add_special_tokens=False)
+    server.plays(lambda request, i: Script(slow, hangs=set(slow) <= set(prompt_ids(request))))
+    batch = batch_of(client, [line("a"), line("b", "slow")])
+    when(client, batch, lambda now: now.request_counts is not None and now.request_counts.completed == 1)
+    remove_file(server, batch.input_file_id)
+    begin_again(server)
+    batch = ended(client, batch)
+    assert failure(batch) == "input_file_missing"
+    assert [each["custom_id"] for each in results(client, batch.output_file_id)] == ["a"]
+
+
+def test_a_batch_that_cannot_be_checked_fails(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*given: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    client = client_of(server)
+    monkeypatch.setattr(course, "check_lines", check)
+    assert failure(ended(client, batch_of(client, [line("a")]))) == "internal_error"
+
+
+def test_a_batch_whose_time_is_over_before_it_was_checked_expires(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, may_go_on = client_of(server), threading.Event()
+
+    def check(*given: Any) -> Any:
+        assert may_go_on.wait(60)
+        return lines.check_lines(*given)
+
+    monkeypatch.setattr(course, "check_lines", check)
+    batch = batch_of(client, [line("a")])
+    let_expire(server)
+    begin_again(server)
+    may_go_on.set()
+    batch = ended(client, batch)
+    assert (batch.status, batch.in_progress_at is not None) == ("expired", True)
+    [late] = results(client, batch.error_file_id)
+    assert (late["custom_id"], late["error"]["code"]) == ("a", "batch_expired")
+    assert not server.scheduler.added
 
 
 def test_an_empty_file_and_too_many_lines(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +343,8 @@ def test_a_batch_expires(server: LiveServer) -> None:
     server.do(lambda: server.server.service.generations)  # the loop is there
     batch = batch_of(client, [line("a"), line("b", "slow")])
     when(client, batch, lambda now: now.request_counts is not None and now.request_counts.completed == 1)
-    service, loop = server.server.service, server.loop
-    assert service.database is not None
-    sql = "UPDATE batches SET facts = json_set(facts, '$.expires_at', 1)"
-    asyncio.run_coroutine_threadsafe(service.database.write(lambda file: file.execute(sql)), loop).result(10)
-    running = server.server._batches
-    assert running is not None
-    asyncio.run_coroutine_threadsafe(running._stop_all(), loop).result(10)  # it begins again, as after a restart
+    let_expire(server)
+    begin_again(server)
     batch = ended(client, batch)
     assert batch.status == "expired"
     assert batch.expired_at

@@ -156,6 +156,8 @@ def test_a_file_may_expire(ann: openai.OpenAI, server: LiveServer) -> None:
         (b"--xyz\r\nContent-Type: text/plain\r\n\r\nx\r\n--xyz--", None),
         (b"--xyz\r\n" + b"x" * 20000, None),
         (form(*((f"more-{i}", "x") for i in range(40))), None),
+        (form(("purpose", "batch")).replace(b"filename=", b"filename*=utf-8''a; filename*0="), None),
+        (form(("purpose", "batch")).replace(b'filename="', b"filename*=a\0b''\""), None),
     ],
 )
 def test_a_form_that_cannot_be_used_leaves_nothing(
@@ -170,6 +172,8 @@ def test_unknown_fields_are_told_and_other_bodies_refused(server: LiveServer, an
     assert answer.headers["x-penstock-warning"] == "more: an unknown field, ignored"
     error_of(upload(server, b"{}", **{"Content-Type": "application/json"}), 415)
     error_of(upload(server, form(), **{"Content-Type": "multipart/form-data"}), 400)
+    error_of(upload(server, form(), **{"Content-Type": "multipart/form-data; boundary=xyz; a*0*"}), 415)
+    error_of(upload(server, form(), **{"Content-Type": "multipart/form-data; boundary*=utf-8''xyz; boundary*0=b"}), 400)
     error_of(upload(server, form(), **{"Content-Encoding": "gzip"}), 415)
     error_of(upload(server, form(), Origin="https://example.org"), 403)  # any page could send it
 

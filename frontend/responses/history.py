@@ -1,0 +1,69 @@
+"""What a request continues from: a response, a conversation, single items.
+
+All of these are stored here, so a small request may bring much along. Together they may be no larger than a body, as
+if the client had sent them.
+"""
+
+import msgspec
+
+from penstock.frontend.api.service import Service
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.responses.items import Item, references, resolved
+from penstock.frontend.responses.validate import conversation_id
+from penstock.frontend.schema_responses import ResponsesRequest
+from penstock.frontend.validation.common import without_collecting
+
+
+async def earlier_items(
+    service: Service, record: RequestRecord, request: ResponsesRequest, num_bytes: int
+) -> tuple[list[Item], int]:
+    """The items before the input of a request of `num_bytes`, and their size in bytes.
+
+    Raises:
+        InvalidRequest: they are not stored here, or too large.
+    """
+    before, conversation = request.previous_response_id, conversation_id(request)
+    if before and conversation:
+        raise InvalidParameter("conversation and previous_response_id exclude each other", param="conversation")
+    if conversation:
+        size = await service.conversations.num_bytes(record.key_id, conversation)
+        _check_size(service, size, num_bytes, "conversation")
+        return await service.conversations.items(record.key_id, conversation), size
+    if not before:
+        return [], 0
+    stored = await service.responses.previous(record.key_id, before)
+    if stored.until is not None:
+        raise PreviousResponseNotFound(f"the response {before!r} is not finished", param="previous_response_id")
+    size = len(stored.items)
+    _check_size(service, size, num_bytes, "previous_response_id")
+    with without_collecting():
+        return stored.conversation(), size
+
+
+async def with_references(
+    service: Service, record: RequestRecord, given: list[Item], num_before: int, num_bytes: int
+) -> list[Item]:
+    """The given items of a request of `num_bytes`, where stored items replace references to them.
+
+    `num_before` is the size of the items before them, in bytes.
+
+    Raises:
+        InvalidRequest: there are too many references, or items that are not stored here, or too large.
+    """
+    item_ids = references(given)
+    if not item_ids:
+        return given
+    known = await service.responses.items(record.key_id, item_ids)
+    sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in known.items()}
+    _check_size(service, num_before + sum(sizes.get(item_id, 0) for item_id in item_ids), num_bytes, "input")
+    return resolved(given, known)
+
+
+def _check_size(service: Service, num_stored: int, num_bytes: int, param: str) -> None:
+    if num_stored + num_bytes > service.max_body_bytes:
+        raise ContextLengthExceeded(
+            f"the conversation has {num_stored} bytes, and this request {num_bytes}; "
+            f"together they may have {service.max_body_bytes}",
+            param=param,
+        )
