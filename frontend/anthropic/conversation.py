@@ -36,6 +36,8 @@ class Conversation:
     takes_images: bool  # whether the model does
     messages: list[dict[str, Any]] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)  # more text of the last message, and what separates it
+    _thoughts: list[str] = field(default_factory=list)  # the last message's reasoning
 
     @property
     def is_continued(self) -> bool:
@@ -49,6 +51,7 @@ class Conversation:
 
     def add(self, name: str, role: str, content: Content | None, **fields: Any) -> None:
         """Append a message."""
+        self.join()
         self.messages.append({"role": role, "content": content, **fields})
         self.fields.append(name)
 
@@ -57,15 +60,32 @@ class Conversation:
         last = self.messages[-1]
         if isinstance(last["content"], list):
             last["content"].append({"type": "text", "text": separator + text})
-        else:
-            last["content"] = separator.join(filter(None, (last["content"], text)))
+            return
+        last["content"] = last["content"] or ""
+        if text:
+            self._texts += (separator, text) if last["content"] or self._texts else (text,)
+
+    def append_thoughts(self, thoughts: list[str]) -> None:
+        """Append to the last message's reasoning."""
+        self._thoughts += filter(None, thoughts)
+
+    def join(self) -> None:
+        """Put appended texts into the last message. That is done once, because a turn may be thousands of messages."""
+        if self._texts:
+            self.messages[-1]["content"] += "".join(self._texts)
+            self._texts.clear()
+        if self._thoughts:
+            self.messages[-1]["reasoning_content"] = "\n".join(self._thoughts)
+            self._thoughts.clear()
 
     def append(self, content: Content) -> None:
         """Append a text, or parts, to the last message."""
-        last = self.messages[-1]
         if isinstance(content, str):
             self.append_text(content)
-        elif isinstance(last["content"], list):
+            return
+        self.join()
+        last = self.messages[-1]
+        if isinstance(last["content"], list):
             last["content"] += content
         else:
             last["content"] = [{"type": "text", "text": last["content"]}, *content] if last["content"] else content
@@ -110,6 +130,7 @@ def conversation_of(request: CountTokensRequest, *, takes_images: bool) -> Conve
         found.add(name, "user", "\n\n".join(asides))
     if found.is_continued and found.messages[-1].get("tool_calls"):
         raise InvalidParameter(f"{name}: a tool_result must follow each tool_use", param=name)
+    found.join()
     return found
 
 
@@ -162,13 +183,11 @@ def _add_assistant_turn(found: Conversation, name: str, content: Any) -> None:
                 texts.append(_text(at, block, ("text",)))
     if found.last_role != "assistant":
         found.add(name, "assistant", None)
-    message = found.messages[-1]
     if texts:
         found.append_text("\n".join(texts))
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(filter(None, (message.get("reasoning_content"), *thoughts)))
+    found.append_thoughts(thoughts)
     if calls:
-        message["tool_calls"] = message.get("tool_calls", []) + calls
+        found.messages[-1].setdefault("tool_calls", []).extend(calls)
 
 
 def _call(at: str, block: Block) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _combined(record: RequestRecord, route: Route, request: Request, seconds: fl
 
 
 def _as_json(record: RequestRecord, route: Route, request: Request, seconds: float) -> str:
-    method, _, rest = request.line().partition(" ")
+    method, _, rest = _valid(request.line()).partition(" ")
     path, _, protocol = rest.rpartition(" ")
     line = {
         "time": datetime.fromtimestamp(time.time()).astimezone().isoformat(timespec="milliseconds"),
@@ -85,8 +85,8 @@ def _as_json(record: RequestRecord, route: Route, request: Request, seconds: flo
         "status": record.status,
         "bytes": request.num_sent,
         "seconds": round(seconds, 6),
-        "referer": _header(request, "referer"),
-        "user_agent": _header(request, "user-agent"),
+        "referer": _valid(_header(request, "referer")),
+        "user_agent": _valid(_header(request, "user-agent")),
         "request_id": record.request_id,
         "model": "" if record.asked is None else record.asked.model,
         "prompt_tokens": record.num_prompt_tokens,
@@ -100,7 +100,12 @@ def _header(request: Request, name: str) -> str:
     return request.headers.get(name, ("",))[0]
 
 
+def _valid(text: str) -> str:
+    """A text that can be encoded: bytes that were not UTF-8 are question marks."""
+    return text.encode(errors="replace").decode()
+
+
 def _plain(text: str) -> str:
-    """A field with line breaks and quotation marks escaped; "-" if it is empty."""
-    escaped = text.encode("ascii", "backslashreplace").decode().replace('"', '\\"')
+    """A field with backslashes, quotation marks and line breaks escaped; "-" if it is empty."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "backslashreplace").decode()
     return "".join(char if " " <= char <= "~" else f"\\x{ord(char):02x}" for char in escaped) or "-"

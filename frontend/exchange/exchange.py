@@ -362,15 +362,15 @@ def exceeded(seconds: float) -> DeadlineExceeded:
 
 def warning_headers(warnings: Iterable[str]) -> dict[str, str]:
     """The warning header, if there are warnings. Duplicates are dropped."""
-    texts = [_printable(warning) for warning in dict.fromkeys(warnings)]
+    told = dict.fromkeys(warnings)
     kept: list[str] = []
     room = MAX_WARNING_BYTES - len("; and 9999 more")
-    for text in texts:
+    for text in map(_printable, told):  # one by one: a request may cause thousands, and few have room
         if len(text) + 2 > room:
             break
         kept.append(text)
         room -= len(text) + 2
-    if left := len(texts) - len(kept):
+    if left := len(told) - len(kept):
         kept.append(f"and {left} more")
     return {WARNING_HEADER: "; ".join(kept)} if kept else {}
 

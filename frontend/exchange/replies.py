@@ -156,7 +156,7 @@ class Keeper(Protocol):
     async def answer(
         self, record: RequestRecord, handling: Coroutine[None, None, Reply | StreamReply], ended: Callable[[], None]
     ) -> Reply | StreamReply:
-        """Let a handler work until it has an answer, even if the client leaves; keep the answer if it is a stream.
+        """Keep the handler's answer if it is a stream: the handler then goes on even if the client leaves.
 
         `ended` is called when a kept request has ended.
         """

@@ -46,7 +46,7 @@ class FormReader:
         """`next_piece` returns the next bytes of the body; empty at its end.
 
         Raises:
-            MalformedBody: the content type names no boundary.
+            MalformedBody: the content type names no boundary, or cannot be read.
         """
         boundary = _parameter(content_type, "boundary") or ""
         if not 0 < len(boundary) <= _MAX_BOUNDARY or not boundary.isascii():
@@ -131,12 +131,14 @@ def _parameter(value: str, name: str) -> str | None:
     try:
         message["x"] = value.strip().replace("\r", " ").replace("\n", " ")
         found = message.get_param(name, header="x")
-    except (ValueError, LookupError):
-        return None
-    if isinstance(found, tuple):  # in another charset (RFC 2231)
-        charset, _, text = found
-        try:
-            return text.encode("latin-1").decode(charset or "utf-8")
-        except (LookupError, UnicodeError):
-            return text
-    return found
+        return _decoded(*found) if isinstance(found, tuple) else found
+    except (LookupError, TypeError, ValueError):  # Python's parser expects none of the parameters to be malformed
+        raise MalformedBody(f"the parameters in {value.strip()[:128]!r} cannot be read") from None
+
+
+def _decoded(charset: str | None, language: str | None, text: str) -> str:
+    """A text in another charset (RFC 2231); as it is if that is unknown or wrong."""
+    try:
+        return text.encode("latin-1").decode(charset or "utf-8")
+    except (LookupError, UnicodeError):
+        return text

@@ -97,7 +97,7 @@ class Lines:
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._calls = _Calls()
         self._is_checked = bool(run.ready.grammar.checked_schema)
-        self._text: list[str] = []
+        self._text: list[str] = []  # the content so far, if it is checked at the end
         self._token_ids: list[int] = []
         self._finish_reason = ""
 
@@ -107,8 +107,6 @@ class Lines:
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
         """The lines for the output that has become certain."""
-        if self._is_checked:
-            self._text.append(event.text)
         if self._dialect.has_context:
             self._token_ids += event.token_ids
         scores = event.scores if self._scores is not None else None
@@ -139,6 +137,8 @@ class Lines:
         return error_line(error) + b"\n"
 
     def _line(self, said: Said, scores: list[ShownToken] | None) -> bytes:
+        if self._is_checked:
+            self._text.append(said.content)
         head = self._head + now().encode()
         if not (said.thinking or said.calls or scores):
             return head + self._before + _encode(said.content) + self._after

@@ -1,13 +1,45 @@
 """Turns Ollama's messages (tool names instead of ids, arguments as objects, images beside texts) into a chat's."""
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.ollama.options import image_parts
+from penstock.frontend.validation.chat import MAX_MESSAGES
 
 Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Call:
+    call_id: str
+    name: str
+    is_answered: bool = False
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls without a result. Each is found at once, because a conversation may have thousands of them."""
+
+    _queues: defaultdict[tuple[str, str | None], deque[_Call]] = field(default_factory=lambda: defaultdict(deque))
+
+    def add(self, call: _Call) -> None:
+        for key in (("id", call.call_id), ("name", call.name), ("name", None)):
+            self._queues[key].append(call)
+
+    def answer(self, call_id: Any, name: Any) -> _Call | None:
+        """The first call with this id or, without an id, with this name (None: any name); it has its result now."""
+        key = ("id", call_id) if call_id else ("name", name)
+        queue = self._queues.get(key) if isinstance(key[1], str | None) else None
+        while queue:
+            call = queue.popleft()
+            if not call.is_answered:  # found by another key
+                call.is_answered = True
+                return call
+        return None
 
 
 def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits | None) -> list[Message]:
@@ -17,11 +49,15 @@ def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits |
     ids get the client's or, if there are none, generated ones.
 
     Raises:
-        InvalidParameter: a field has the wrong type.
+        InvalidParameter: a field has the wrong type, or there are too many messages.
         UnsupportedParameter: there are images, but the model takes none.
     """
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParameter(
+            f"messages may hold at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages"
+        )
     made: list[Message] = []
-    waiting: list[tuple[str, str]] = []  # calls without a result: id and name
+    waiting = _Calls()
     num_calls = 0
     for index, message in enumerate(messages):
         images = image_parts(f"messages[{index}].images", message.get("images"), model, limits)
@@ -38,7 +74,7 @@ def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits |
             for call in _checked(f"messages[{index}].tool_calls", calls):
                 function, num_calls = call["function"], num_calls + 1
                 call_id = str(call.get("id") or f"call{num_calls:05d}")  # nine letters and digits: Mistral's rule
-                waiting.append((call_id, str(function.get("name"))))
+                waiting.add(_Call(call_id, str(function.get("name"))))
                 said["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         if said["role"] == "tool":
             said |= _answered(message, waiting)
@@ -46,13 +82,11 @@ def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits |
     return made
 
 
-def _answered(message: Message, waiting: list[tuple[str, str]]) -> Message:
+def _answered(message: Message, waiting: _Calls) -> Message:
     """The fields that say which call a result answers."""
     call_id, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
-    for at, (other_id, other_name) in enumerate(waiting):
-        if call_id == other_id or (not call_id and name in (None, other_name)):
-            del waiting[at]
-            return {"tool_call_id": other_id, "name": other_name}
+    if call := waiting.answer(call_id, name):
+        return {"tool_call_id": call.call_id, "name": call.name}
     return {"tool_call_id": call_id or "", **({"name": name} if name else {})}
 
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from penstock.frontend.errors import ApiError, InvalidRequest
 from penstock.frontend.exchange.exchange import RESUMABLE_HEADER
@@ -25,6 +26,8 @@ PATH = "/v1/streams/"
 STOPPED = "the client has stopped it"
 
 _RETRY_SECONDS = 5
+
+_LOOK_AGAIN_SECONDS = 0.1
 
 
 class StreamNotFound(InvalidRequest, status=404, code="stream_not_found"):
@@ -78,8 +81,9 @@ class StreamKeeper:
         work = asyncio.create_task(self._begin(kept, record, handling, ended))
         try:
             reply, record.is_kept = await asyncio.shield(work)
-        except asyncio.CancelledError:  # the client has left, but the handler goes on
+        except asyncio.CancelledError:  # the client has left, but a stream goes on
             work.add_done_callback(partial(_left_early, ended))
+            _end_unless_stream(work, record)
             raise
         except Exception:
             record.is_kept = False
@@ -176,6 +180,14 @@ def _begun(kept: KeptStream, record: RequestRecord, reply: StreamReply, ended: C
     kept.begin(reply, finish)
     reader = kept.reader()
     return replace(reader, headers={**reader.headers, STREAM_HEADER: f"{PATH}{kept.id}"})
+
+
+def _end_unless_stream(work: asyncio.Task[Any], record: RequestRecord) -> None:
+    """End work that nobody waits for if its answer is not a stream; before it is submitted, nobody knows."""
+    if record.asked is None and not work.done():
+        asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, _end_unless_stream, work, record)
+    elif not record.is_stream:
+        work.cancel()
 
 
 def _left_early(ended: Callable[[], None], work: asyncio.Task[tuple[Reply | StreamReply, bool]]) -> None:

@@ -43,6 +43,8 @@ ROWS: list[tuple[str, list[bytes], tuple[int, ...]]] = [
     ("a7-length-too-large", [HEAD + b"Content-Length: 99999999999\r\n\r\n"], (413,)),
     ("a7-chunks-too-large", [CHUNKED, (b"100000\r\n" + b" " * (1 << 20) + b"\r\n") * 9], (413, 0)),
     ("a10-no-type", [b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + LENGTH + b"\r\n" + BODY], (415,)),
+    ("a10-broken-type", [HEAD.replace(b"/json", b"/json; a*0*") + LENGTH + b"\r\n" + BODY], (415,)),
+    ("a10-long-type", [HEAD.replace(b"/json", b"/json; " + b"(a)" * 2500) + LENGTH + b"\r\n" + BODY], (415,)),
 ]
 
 

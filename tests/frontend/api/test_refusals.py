@@ -342,6 +342,8 @@ def test_body_size(live: LiveServer) -> None:
         {"Content-Type": "multipart/form-data; boundary=x"},
         {"Content-Type": ""},
         {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "application/json; charset*0*"},
+        {"Content-Type": "application/json; a=" + "b" * 240},
         {"Content-Type": "application/json", "Content-Encoding": "gzip"},
     ],
     ids=str,

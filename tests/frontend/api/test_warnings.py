@@ -1,7 +1,10 @@
 """What clients are told beside an answer."""
 
+from unittest.mock import Mock
+
 import pytest
 
+from penstock.frontend.exchange import exchange
 from penstock.frontend.exchange.exchange import MAX_WARNING_BYTES, WARNING_HEADER, warning_headers
 
 
@@ -25,3 +28,10 @@ def test_there_are_bounds() -> None:
     assert len(value) <= MAX_WARNING_BYTES
     assert value.endswith(" more")
     assert len(warning_headers(["x" * 100_000])[WARNING_HEADER]) <= MAX_WARNING_BYTES
+
+
+def test_only_what_has_room_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    printable = Mock(wraps=exchange._printable)
+    monkeypatch.setattr(exchange, "_printable", printable)
+    assert warning_headers(f"field {i}: an unknown field, ignored" for i in range(60_000))
+    assert printable.call_count < 100

@@ -9,6 +9,8 @@ from typing import Any
 import ollama
 import pytest
 
+from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.ollama.messages import chat_messages
 from penstock.ipc.messages import AddRequest
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import Response, get, post, send
@@ -182,6 +184,46 @@ def test_a_loop_of_tools(client: ollama.Client, live: LiveServer) -> None:
     assert "".join(piece.message.content or "" for piece in streamed) == TEXT
 
 
+def test_results_find_their_calls() -> None:
+    """By id, else by name, else in order; each call has one result."""
+    names = ["f", "g", "f", "g", "f"]
+    calls = [{"id": f"c{i}", "function": {"name": name, "arguments": {}}} for i, name in enumerate(names)]
+    results: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"tool_call_id": "c2"}, {"tool_call_id": "c2", "name": "f"}),
+        ({"tool_name": "g"}, {"tool_call_id": "c1", "name": "g"}),
+        ({}, {"tool_call_id": "c0", "name": "f"}),
+        ({"name": "f"}, {"tool_call_id": "c4", "name": "f"}),
+        ({"name": "f"}, {"tool_call_id": "", "name": "f"}),
+        ({"tool_call_id": "c2"}, {"tool_call_id": "c2"}),
+        ({"tool_call_id": ["c3"]}, {"tool_call_id": ["c3"]}),
+        ({"tool_name": ["g"]}, {"tool_call_id": "", "name": ["g"]}),
+        ({}, {"tool_call_id": "c3", "name": "g"}),
+        ({}, {"tool_call_id": ""}),
+    ]
+    given = [{"role": "tool", "content": "x", **result} for result, _ in results]
+    made = chat_messages([{"role": "assistant", "tool_calls": calls}, *given], "m", None)
+    assert made[1:] == [{"role": "tool", "content": "x", **told} for _, told in results]
+
+
+def test_results_without_calls_cost_little() -> None:
+    num_compared = 0
+
+    class Id(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal num_compared
+            num_compared += 1
+            return str.__eq__(self, other)
+
+    calls = [{"function": {"name": "f"}}] * 500
+    results = [{"role": "tool", "tool_call_id": Id("none")} for _ in range(500)]
+    chat_messages([{"role": "assistant", "tool_calls": calls}, *results], "m", None)
+    assert num_compared < 5000
+    with pytest.raises(InvalidParameter, match="at most 2048 messages, got 3000"):
+        chat_messages(HELLO * 3000, "m", None)
+
+
 def test_a_call_that_is_cut_is_not_told_of(client: ollama.Client, live: LiveServer) -> None:
     live.says(CALL[:-30])
     for limit in (20, 26):
@@ -247,6 +289,17 @@ def test_formats(client: ollama.Client, live: LiveServer) -> None:
         assert live.scheduler.added[-1].sampling.grammar
     client.chat("alias", HELLO, format="")
     assert not live.scheduler.added[-1].sampling.grammar
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[1, 1]"])
+def test_a_schema_holds_for_the_content_alone(live: LiveServer, text: str) -> None:
+    """Streamed or not, with the same result."""
+    live.says(THOUGHT + text)
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    asked = {"model": "alias", "messages": HELLO, "format": schema}
+    streamed = lines(post(live, "/api/chat", asked))[-1].get("schema_error", "")
+    assert ("non-unique" in streamed) == (text == "[1, 1]")
+    assert post(live, "/api/chat", asked | {"stream": False}).json().get("schema_error", "") == streamed
 
 
 def test_logprobs(client: ollama.Client, live: LiveServer) -> None:

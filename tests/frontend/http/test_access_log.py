@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,28 @@ def test_json(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     assert (line["prompt_tokens"], line["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
     assert line["request_id"] == answer.headers["x-request-id"]
     assert line["seconds"] > 0
+
+
+def test_text_that_is_not_utf8(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    path = tmp_path / "access.jsonl"
+    with server(checkpoint, sockets, path, "json") as live:
+        with socket.create_connection(("127.0.0.1", live.port), 60) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nUser-Agent: caf\xe9\r\n")
+            client.sendall(b"Referer: \xff\r\nConnection: close\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+        [line] = map(json.loads, logged(path, live, 1))
+    assert (line["user_agent"], line["referer"], line["status"]) == ("caf?", "?", 200)
+
+
+def test_a_client_forges_no_fields(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    with server(checkpoint, sockets, path, "combined") as live:
+        get(live, "/health", **{"Referer": "a\\", "User-Agent": '\\" 200 1 "b'})
+        [line] = logged(path, live, 1)
+    found = COMBINED.fullmatch(line)
+    assert found is not None
+    assert found[7] == "a\\\\"
+    assert found[8] == '\\\\\\" 200 1 \\"b'
 
 
 def test_it_is_opened_anew(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:

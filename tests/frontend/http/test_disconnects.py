@@ -11,10 +11,11 @@ from tests.frontend.http_client import HELLO, complete, raw_post
 from tests.frontend.live_server import LiveServer
 
 
-def begin(live: LiveServer, path: str, body: dict[str, Any]) -> socket.socket:
+def begin(live: LiveServer, path: str, body: dict[str, Any], header: str = "") -> socket.socket:
+    """`header` is another line of the head."""
     client = socket.create_connection(("127.0.0.1", live.port))
     client.settimeout(5)
-    client.sendall(raw_post(path, json.dumps(body).encode()))
+    client.sendall(raw_post(path, json.dumps(body).encode()).replace(b"\r\n", f"\r\n{header}".encode(), 1))
     return client
 
 
@@ -78,3 +79,13 @@ def test_a_client_that_leaves_in_its_body(live: LiveServer) -> None:
     client.close()
     assert complete(live).status == 200
     assert len(live.scheduler.added) == 1
+
+
+def test_an_answer_that_cannot_be_continued_is_not_computed(live: LiveServer) -> None:
+    num_kept = len(live.server.service.streams)
+    live.gives([], hangs=True)
+    client = begin(live, "/v1/chat/completions", {"messages": HELLO}, "x-resumable: true\r\n")
+    live.wait_until(lambda: live.scheduler.num_running >= 1)
+    leave(client, rudely=False)
+    live.wait_until(lambda: all_aborted(live))
+    live.wait_until(lambda: len(live.server.service.streams) == num_kept)

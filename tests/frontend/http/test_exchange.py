@@ -165,6 +165,43 @@ async def test_an_error_is_an_answer(mount: Mount, request_: Request, status: in
     assert counted(mount, status) == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_only_a_stream_goes_on_without_its_client(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    """The client leaves before it is known which it is."""
+    streams, render = mount.service.streams, mount.service.prompts.render_and_encode
+    has_begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def render_late(*args: Any) -> Any:
+        has_begun.set()
+        await may_go_on.wait()
+        return await render(*args)
+
+    async def ask() -> None:
+        request = asked({**AUTHORIZED, "x-resumable": ["true"]}, stream=is_stream)
+        async with Exchange(mount.service, mount.service.access, mount.service.metrics, 0, streams).answer(
+            CHAT, request
+        ):
+            pytest.fail("nobody waits for an answer")
+
+    monkeypatch.setattr(mount.service.prompts, "render_and_encode", render_late)
+    mount.says("Water runs", hangs=not is_stream)
+    with structlog.testing.capture_logs() as logs:
+        client = asyncio.create_task(ask())
+        await has_begun.wait()
+        client.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client
+        may_go_on.set()
+        async with asyncio.timeout(60):
+            while not lines(logs):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert lines(logs) == [(200 if is_stream else 499, None)]
+    assert len(mount.scheduler.added) == 1
+    assert (len(mount.service.generations), len(streams)) == (0, int(is_stream))
+
+
 async def test_a_deadline(mount: Mount) -> None:
     mount.says("Water runs", hangs=True)
     with structlog.testing.capture_logs() as logs:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from penstock.frontend.anthropic.conversation import Conversation, conversation_of
+from penstock.frontend.anthropic.schema import CountTokensRequest
 from tests.frontend.http_client import get, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.messages.conftest import body, prompt_text
@@ -56,6 +58,37 @@ def test_turns_of_a_role_become_one(live: LiveServer) -> None:
         live, messages=of(("user", "A"), ("user", "B"), ("assistant", "C"), ("assistant", "D"), ("user", "E"))
     )
     assert prompt == said("user", "A\nB") + said("assistant", "C\nD") + said("user", "E")
+
+
+def test_a_turn_of_many_messages(live: LiveServer) -> None:
+    """Texts are joined in order, whatever comes between them; empty ones leave no trace."""
+    messages = of(
+        ("user", "A"), ("user", ""), ("system", "S"), ("user", [text("B"), text("C")]),
+        ("assistant", [{"type": "thinking", "thinking": "T", "signature": ""}]),
+        ("assistant", "D"), ("assistant", [{"type": "thinking", "thinking": "U", "signature": ""}, text("E")]),
+        ("assistant", [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]),
+        ("assistant", [{"type": "tool_use", "id": "b", "name": "look", "input": {}}]),
+        ("user", [result("R")]), ("system", "V"),
+    )  # fmt: skip
+    asked = CountTokensRequest(messages=messages)
+    found = conversation_of(asked, takes_images=False).messages
+    [calls] = [message.pop("tool_calls") for message in found if "tool_calls" in message]
+    assert [call["id"] for call in calls] == ["a", "b"]
+    assert found == [
+        {"role": "user", "content": "A\n\nS\nB\nC"},
+        {"role": "assistant", "content": "D\nE", "reasoning_content": "T\nU"},
+        {"role": "tool", "content": "R\n\nV", "tool_call_id": "a"},
+    ]
+
+
+def test_a_growing_turn_is_joined_once() -> None:
+    found = Conversation(takes_images=False)
+    found.add("messages[0]", "user", "A")
+    for word in ("B", "C"):
+        found.append_text(word)
+        assert found.messages == [{"role": "user", "content": "A"}], "joining it each time would take quadratic time"
+    found.join()
+    assert found.messages == [{"role": "user", "content": "A\nB\nC"}]
 
 
 def test_the_answer_goes_on_with_the_last_message(live: LiveServer) -> None:
