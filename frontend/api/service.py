@@ -387,12 +387,13 @@ class Service:
     def rules(self) -> Rules:
         """This server's limits, and the facts about the model that the engine has reported so far."""
         facts = self.engine.last_facts
+        vocab_size = facts.vocab_size if facts is not None else 1 << 31
         return Rules(
             model_names=self.model.names,
             max_n=self.config.frontend.max_n,
             max_model_len=facts.max_model_len if facts is not None else 1 << 20,
-            vocab_size=facts.vocab_size if facts is not None else 1 << 31,
-            eos_token_ids=self.model.eos_token_ids,
+            vocab_size=vocab_size,
+            eos_token_ids=tuple(token_id for token_id in self.model.eos_token_ids if token_id < vocab_size),
             defaults=self.model.defaults,
             tool_format=self.model.tool_format,
             images=self.image_limits,

@@ -36,6 +36,9 @@ from penstock.ipc.messages import Pooling, Sampling
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+LEAST_PENALTY = 1e-6
+"""Logits are divided by the repetition penalty, and must stay finite."""
+
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_CACHE_SALT = 128
@@ -236,7 +239,7 @@ def validate_common(
         top_p=number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
         min_p=number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
         repetition_penalty=number(
-            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0.0, 100.0, is_above=True
+            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, LEAST_PENALTY, 100.0
         ),
         presence_penalty=number("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),

@@ -336,3 +336,16 @@ def test_every_kernel_is_compiled(resources: dict[tuple[int, str], Resources]) -
     assert len(defined) > 10
     for capability in (80, 90):
         assert {key.split()[0] for at, key in resources if at == capability} == defined
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_a_prefill_tile_holds_all_queries_of_a_key(
+    capability: tuple[int, int], itemsize: int, is_quantized: bool
+) -> None:
+    facts = device.DeviceFacts(100, capability)
+    for head_dim in (64, 96, 128, 192, 256, 512):
+        for group in (1, 5, 33, 64, 100, 256):
+            tiles = paged_attention.prefill_tiles(facts, head_dim, itemsize, group, False, is_quantized)
+            assert tiles.block_m >= group

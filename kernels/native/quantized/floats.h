@@ -24,10 +24,11 @@ struct InputsOf {
 
   int num_groups() const { return (num_inputs + its.input_group - 1) / its.input_group; }
 
-  Floats at(const float* row, int k) const {
-    if (!its.order) return load_some(row + k, std::max(0, num_inputs - k));
+  // Those from k on, zero at `end` and beyond.
+  Floats at(const float* row, int k, int end) const {
+    if (!its.order) return load_some(row + k, std::max(0, end - k));
     Floats found = {};
-    for (int i = 0; i < std::min(kLanes, num_inputs - k); i++) found[i] = row[its.order[k + i]];
+    for (int i = 0; i < std::min(kLanes, end - k); i++) found[i] = row[its.order[k + i]];
     return found;
   }
 
@@ -37,7 +38,7 @@ struct InputsOf {
       Floats most = {};
       const int end = std::min(num_inputs, (j + 1) * its.input_group);
       for (int k = j * its.input_group; k < end; k += kLanes)
-        most = larger(most, as_floats(Words(load_some(row + k, end - k)) & 0x7fffffffu));
+        most = larger(most, as_floats(Words(at(row, k, end)) & 0x7fffffffu));
       const float scale = its.input_scale ? its.input_scale : max_of(most)[0] / kMostE4m3;
       scales[j] = scale == 0.0f ? 1.0f : scale;
     }
@@ -52,7 +53,7 @@ struct InputsOf {
       taken_rows[t] = taken[t];
       Floats last;
       for (int i = 0; i < count; i += kLanes) {
-        Floats x = at(rows[t], k + i);
+        Floats x = at(rows[t], k + i, num_inputs);
         if (scales) {
           const int group = std::min((k + i) / its.input_group, num_groups() - 1);
           const float scale = scales[t * num_groups() + group];

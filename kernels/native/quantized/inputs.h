@@ -69,7 +69,7 @@ inline void round_token(const Linear& layer, const float* x, InputBlock* to, siz
     for (int k = begin, r = 0; k < end; r++) {
       Ints of_run = {};
       for (const int run_end = std::min(k + run, end); k < run_end; k += kLanes) {
-        if (k == next_scale) {
+        if (k == next_scale && k < num_inputs) {  // padding has no scale of its own
           scale = scale_of(x + k, std::min(its.input_group, num_inputs - k));
           next_scale += its.input_group;
         }

@@ -87,20 +87,21 @@ def prefill_tiles(
     As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`). Widening codes needs
     registers, so tiles of quantized pages are smaller.
     """
+    least = next_power_of_two(group)  # a program computes all queries that share a key
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
-        return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
+        return PrefillTiles(max(16, least), 16, 4, 2)
     if head_dim > 256:
-        return PrefillTiles(32, 16, 8, 2)
+        return PrefillTiles(max(32, least), 16, 8, 2)
     if head_dim > 128:
         rows = 128 if facts.is_large else 64
         if is_quantized:
-            return PrefillTiles(max(rows // 2, next_power_of_two(group)), 32, 8, 2)
-        return PrefillTiles(rows, 32, 8, 3)
+            return PrefillTiles(max(rows // 2, least), 32, 8, 2)
+        return PrefillTiles(max(rows, least), 32, 8, 3)
     if facts.is_large:
-        return PrefillTiles(128, 64, 8, 5)
+        return PrefillTiles(max(128, least), 64, 8, 5)
     # Softcapping, or masking a padded head, needs registers, so 64 columns of scores would spill.
     has_room = head_dim in (64, 128) and not softcap and not is_quantized
-    return PrefillTiles(128, 64 if has_room else 32, 8, 3)
+    return PrefillTiles(max(128, least), 64 if has_room else 32, 8, 3)
 
 
 def paged_attention_triton(

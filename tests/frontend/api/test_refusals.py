@@ -31,6 +31,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 2**63}, "top_k"),
     ({"min_p": 1.5}, "min_p"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-39}, "repetition_penalty"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -1,5 +1,6 @@
 """What reaches the scheduler, and the shapes of whole answers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ def test_defaults_come_from_the_generation_config(live: LiveServer) -> None:
     )
     complete(live, seed=7)
     assert sampling_of(live).max_tokens == 16
+
+
+def test_an_end_token_that_the_model_cannot_draw_is_left_out(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may have more tokens than the output matrix has rows, which ends requests with `min_tokens`."""
+    service = live.server.service
+    known = service.model.eos_token_ids
+    monkeypatch.setattr(service, "model", replace(service.model, eos_token_ids=(*known, 1 << 20)))
+    assert complete(live, "Hello", min_tokens=2).status == 200
+    assert sampling_of(live).stop_token_ids == known
 
 
 def test_every_field_arrives(live: LiveServer) -> None:

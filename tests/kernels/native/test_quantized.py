@@ -109,7 +109,7 @@ def rounding_of(weight: QuantizedWeight) -> InputRounding:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(("n", "k"), [(36, 672), (130, 101)])
+@pytest.mark.parametrize(("n", "k"), [(36, 672), (130, 101), (36, 16)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_products_are_those_of_rounded_inputs(library: Library, name: str, n: int, k: int, interleaved: bool) -> None:
     """Integer sums are exact, so only the additions of floats round; and rounding moves inputs by half a step."""

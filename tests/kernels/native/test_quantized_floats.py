@@ -10,7 +10,7 @@ from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.quantized.inputs import as_floats, round_inputs_reference
-from penstock.kernels.quantized.weight import QuantizedWeight, dequantized
+from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight, dequantized
 from tests.kernels.native.native_library import load_library, native_experts, native_linear
 from tests.kernels.quantized_cases import FORMATS, LAYOUTS, exact_product
 
@@ -57,6 +57,18 @@ def test_products_of_floats(library: Library, name: str, n: int, k: int, num_tok
     expected, magnitudes = exact_product(as_multiplied(x, weight), weight)
     error = (outputs(library, packed, x) - bias - expected).abs()
     assert (error <= EPS * ((k + 2) * magnitudes + 4 * bias.abs())).all()
+
+
+def test_inputs_are_rounded_in_the_order_of_the_weights(library: Library) -> None:
+    """Each group of ordered inputs has its own scale; a few channels are far larger than the others."""
+    weight = made("GPTQ, desc_act", 35, 600)._replace(inputs=InputRounding("fp8_e4m3", group=64))
+    assert weight.order is not None
+    x = torch.randn(3, 600)
+    x[:, :8] *= 100
+    rounded = as_floats(round_inputs_reference(x[:, weight.order], weight.inputs))
+    expected, magnitudes = exact_product(rounded, weight._replace(order=None, inputs=None))
+    found = outputs(library, library.pack_quantized(weight), x)
+    assert ((found - expected).abs() <= EPS * 602 * magnitudes).all()
 
 
 @pytest.mark.parametrize("name", IN_FLOATS)
