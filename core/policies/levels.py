@@ -48,7 +48,7 @@ class Levels:
         """Give a new request its level before it is queued; return a refusal if the policy refuses it."""
         if self._refuses and request.arrived and (refusal := self._policy.refusal(request, now)) is not None:
             return refusal
-        request.level = request.rank + self._policy.key(request, now)
+        request.level = request.base_level + self._policy.key(request, now)
         self.waits(request, now)
         return None
 
@@ -141,8 +141,8 @@ class Levels:
 
     def _key(self, request: Request, now: float) -> Key:
         if request.is_overdue or self._overdue_at(request) <= now:
-            return request.rank + OVERDUE
-        return request.rank + self._policy.key(request, now)
+            return request.base_level + OVERDUE
+        return request.base_level + self._policy.key(request, now)
 
     def _overdue_at(self, request: Request) -> float:
         if request.waits_since is None:

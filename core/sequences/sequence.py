@@ -78,7 +78,7 @@ class Request:
         "prefill_at",
         "priority",
         "prompt_token_ids",
-        "rank",
+        "base_level",
         "renews_at",
         "request_id",
         "running",
@@ -97,9 +97,9 @@ class Request:
         self.request_id = message.request_id
         self.owner = owner
         self.is_background = message.is_background
-        self.rank: Key = BACKGROUND if message.is_background else ()
+        self.base_level: Key = BACKGROUND if message.is_background else ()
         """Precedes the key in the level. With batches it begins with 0 in the running batch, and with 1 elsewhere."""
-        self.level: Key = self.rank  # rank, then its key under the policy: lower runs first and is preempted last
+        self.level: Key = self.base_level  # then its key under the policy: lower runs first and is preempted last
         self.priority = message.priority
         self.tenant = message.tenant
         self.weight = message.weight  # the tenant's share, relative to others
@@ -152,7 +152,7 @@ class Request:
     @property
     def is_overdue(self) -> bool:
         """Whether it has the empty key, which comes before all others."""
-        return self.level == self.rank
+        return self.level == self.base_level
 
     def shorten(self, max_model_len: int) -> "list[Sequence]":
         """Limit the length of all sequences, none of which runs; return those that have reached it already."""

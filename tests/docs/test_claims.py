@@ -87,7 +87,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
     sources = [
         path for folder in ("api", "bench", "core", "demo", "kernels") for path in (ROOT / folder).rglob("*.[ps][yh]")
     ]
-    known |= {name for path in sources for name in re.findall(r"--[a-z][a-z-]+", path.read_text())}
+    known |= {name for path in sources for name in re.findall(r"--[a-z][a-z0-9-]+", path.read_text())}
     of_compose = {"--scale", "--profile", "--build", "--detach", "--wait", "--gpus"}
     named = {span.split()[0].split("=")[0] for span in code_spans(page) if re.match(r"--[a-z]", span)}
     assert named - known - of_compose == set()

@@ -73,10 +73,9 @@ def check(reference: Reference, run: Schedule, **options: Any) -> None:
 
 def engine_of(reference: Reference, run: Schedule, options: dict[str, Any]) -> Scored:
     """An engine with the pool that a schedule asks for."""
-    engine = _engine(reference, run, (), options)
-    if groups := engine.hello.window_groups:
-        engine = _engine(reference, run, groups, options)
-    return engine
+    roomy = _engine(reference, run._replace(tight=False), (), options)  # a tight pool may be too small for windows
+    groups = roomy.hello.window_groups
+    return _engine(reference, run, groups, options) if run.tight or groups else roomy
 
 
 def _engine(reference: Reference, run: Schedule, groups: tuple[WindowGroup, ...], options: dict[str, Any]) -> Scored:

@@ -63,6 +63,7 @@ def test_inputs_are_rounded_in_the_order_of_the_weights(library: Library) -> Non
     """Each group of ordered inputs has its own scale; a few channels are far larger than the others."""
     weight = made("GPTQ, desc_act", 35, 600)._replace(inputs=InputRounding("fp8_e4m3", group=64))
     assert weight.order is not None
+    assert weight.inputs is not None
     x = torch.randn(3, 600)
     x[:, :8] *= 100
     rounded = as_floats(round_inputs_reference(x[:, weight.order], weight.inputs))
