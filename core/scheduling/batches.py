@@ -36,8 +36,8 @@ class Batches:
         """When the next batch begins, if it waits for nothing but that time."""
 
     def arrived(self, request: Request) -> None:
-        """Give a new request its rank, before it has a key."""
-        request.rank = request.level = _OUTSIDE + request.rank
+        """Give a new request its base level, before it has a key."""
+        request.base_level = request.level = _OUTSIDE + request.base_level
 
     def leave(self, request: Request) -> None:
         """A request has ended."""
@@ -71,8 +71,8 @@ class Batches:
         self._members = dict.fromkeys(self.kind.choose(in_order, size))
         levels: dict[Request, Key] = {}
         for request in requests:
-            rank = _INSIDE if request in self._members else _OUTSIDE
-            request.rank = rank + request.rank[1:]
-            levels[request] = rank + request.level[1:]
+            first = _INSIDE if request in self._members else _OUTSIDE
+            request.base_level = first + request.base_level[1:]
+            levels[request] = first + request.level[1:]
         waiting.change_levels(levels)
         return True

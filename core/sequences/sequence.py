@@ -55,6 +55,7 @@ class Request:
     __slots__ = (
         "arrived",
         "awaits_images",
+        "base_level",
         "cache_salt",
         "deadline",
         "embedding_ids",
@@ -78,7 +79,6 @@ class Request:
         "prefill_at",
         "priority",
         "prompt_token_ids",
-        "base_level",
         "renews_at",
         "request_id",
         "running",
