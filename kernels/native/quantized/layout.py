@@ -96,10 +96,12 @@ def kind_of_product(weight: QuantizedWeight, *, rounds_inputs: bool, multiplies_
         rounds_inputs: whether inputs may be rounded: to int8 for integers, to bf16 for values that are not integers.
         multiplies_bf16: whether the processor multiplies pairs of bf16.
     """
+    has_whole_values = _with_whole_values(weight) is not None
     rounds_as_wanted = weight.inputs is not None and weight.inputs.dtype == "int8"
-    if rounds_as_wanted or (rounds_inputs and weight.inputs is None and _with_whole_values(weight) is not None):
+    if rounds_as_wanted or (rounds_inputs and weight.inputs is None and has_whole_values):
         return "quantized_int8"
-    return "quantized_bf16" if rounds_inputs and multiplies_bf16 and _has_bf16_values(weight) else "quantized_fp32"
+    takes_pairs = rounds_inputs and multiplies_bf16 and _has_bf16_values(weight) and not has_whole_values
+    return "quantized_bf16" if takes_pairs else "quantized_fp32"
 
 
 def prepared(weight: QuantizedWeight, kind: str = "quantized_int8") -> QuantizedSource:

@@ -72,6 +72,16 @@ def test_inputs_are_rounded_in_the_order_of_the_weights(library: Library) -> Non
     assert ((found - expected).abs() <= EPS * 602 * magnitudes).all()
 
 
+def test_whole_numbers_with_rounded_floats(library: Library) -> None:
+    """A table of whole numbers is multiplied as integers are, so it has no pairs of bf16."""
+    weight = made("MXFP4", 35, 640)._replace(inputs=InputRounding("fp8_e4m3", group=128))
+    x = torch.randn(3, 640)
+    packed = library.pack_quantized(weight, rounds_inputs=True)
+    assert packed.kind == "quantized_fp32"
+    expected, magnitudes = exact_product(as_multiplied(x, weight), weight)
+    assert ((outputs(library, packed, x) - expected).abs() <= EPS * 642 * magnitudes).all()
+
+
 @pytest.mark.parametrize("name", IN_FLOATS)
 def test_weights_are_the_numbers_that_are_meant(library: Library, name: str) -> None:
     """So the bits are those of a product with these numbers themselves."""
