@@ -42,7 +42,9 @@ def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
     Raises:
         InvalidParameter: if it has another form.
     """
-    if isinstance(prompt, str | Chat):
+    if isinstance(prompt, Chat):
+        return _checked(prompt)
+    if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
         if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
@@ -57,6 +59,17 @@ def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
     if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes | bytearray):
         raise InvalidParameter(f"a prompt is a text, token ids or a chat, got {type(prompt).__name__}", param="prompt")
     return list(token_ids)
+
+
+def _checked(chat: Chat) -> Chat:
+    messages: object = chat.messages
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise InvalidParameter(f"a chat is a list of messages, got {type(messages).__name__}", param="messages")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            kind = type(message).__name__
+            raise InvalidParameter(f"a message is a dict with role and content, got {kind}", param="messages")
+    return chat
 
 
 def is_chat(prompt: object) -> TypeGuard[Messages]:

@@ -128,19 +128,28 @@ class _Output:
         self.numbers: dict[int, tuple[int, int]] = {}  # number of an answered line -> where its answer is
         self.num_errors = 0
         self._file = open(path, "a+b")  # noqa: SIM115
-        end = 0
+        try:
+            self._end = self._read_all()
+        except ConfigError:
+            self._file.close()
+            raise
+        self._file.truncate(self._end)
+
+    def _read_all(self) -> int:
+        """Read the answers; return where the last complete one ends."""
+        end, begin = 0, f'{{"id":"batch_req_{self.batch_id.removeprefix("batch_")}_'.encode()
         self._file.seek(0)
         for text in self._file:
             if not text.endswith(b"\n"):
+                if text[: len(begin)] != begin[: len(text)]:  # no answer that a crash has cut: it is somebody's text
+                    raise self._foreign()
                 break
-            try:
-                self._read(text, end)
-            except ConfigError:
-                self._file.close()
-                raise
+            self._read(text, end)
             end += len(text)
-        self._file.truncate(end)
-        self._end = end
+        return end
+
+    def _foreign(self) -> ConfigError:
+        return ConfigError(f"{self._path} has other lines than answers to this input: name another file, or remove it")
 
     def _read(self, text: bytes, at: int) -> None:
         try:
@@ -151,9 +160,7 @@ class _Output:
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
             name = ""
         if name != self.batch_id:
-            raise ConfigError(
-                f"{self._path} has other lines than answers to this input: name another file, or remove it"
-            )
+            raise self._foreign()
         self.created = next((body[key] for key in ("created", "created_at") if key in body), self.created)
         self.numbers[line] = at, len(text)
         self.num_errors += is_error

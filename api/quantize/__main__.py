@@ -16,6 +16,7 @@ from penstock.core.checkpoint.finding.located import located
 from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.checkpoint.formats.made import GROUP_SIZES, HEAD, MADE_FORMATS, Recipe
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.argument_types import positive
 from penstock.core.config.groups.model import ModelOptions
 from penstock.ipc.logs import setup_logging
 from penstock.ipc.process import EXIT_CONFIG
@@ -134,14 +135,8 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration", metavar="TEXT", type=Path,
         help="a text file of the kind that the model will see: int4 is then rounded so that products change least",
     )  # fmt: skip
-    parser.add_argument("--calibration-tokens", type=_positive, help=f"how much of it is read ({_USUAL_TOKENS})")
+    parser.add_argument("--calibration-tokens", type=positive, help=f"how much of it is read ({_USUAL_TOKENS})")
     return parser
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError(text)
-    return value
 
 
 if __name__ == "__main__":

@@ -16,8 +16,19 @@ class StreamError(Exception):
     """The stream broke the protocol, or brought an error event."""
 
 
+_NOTHING = (b"", b"null", b"[]")
+
+
 class _Delta(Struct, gc=False):
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same, as older servers call it
+    tool_calls: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def brings_tokens(self) -> bool:
+        """Whether it has a part of an answer, or of what comes before it."""
+        return bool(self.content or self.reasoning or self.reasoning_content) or bytes(self.tool_calls) not in _NOTHING
 
 
 class _Choice(Struct, gc=False):
@@ -90,8 +101,8 @@ class StreamClock:
         for choice in chunk.choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
-            text = choice.text if choice.delta is None else choice.delta.content
-            if text or choice.token_ids:
+            has_text = bool(choice.text) if choice.delta is None else choice.delta.brings_tokens
+            if has_text or choice.token_ids:
                 if not self.arrivals or self.arrivals[-1] != now:
                     self.arrivals.append(now)  # several chunks of one packet arrive together
                 self._num_ids += len(choice.token_ids) if choice.token_ids else 0
@@ -169,8 +180,8 @@ async def _ask(session: aiohttp.ClientSession, job: Job, request: PlannedRequest
     try:
         async with session.post(job.base_url + path, data=body, headers=headers) as response:
             if response.status != 200:
-                text = (await response.text())[:300]
-                return Outcome(start=clock.started - zero, error=f"HTTP {response.status}: {text}")
+                text = (await response.text(errors="replace"))[:300]
+                return _failure(clock, zero, f"HTTP {response.status}: {text}")
             reader = SSEReader()
             async for received in response.content.iter_any():
                 now = time.perf_counter()
@@ -181,5 +192,10 @@ async def _ask(session: aiohttp.ClientSession, job: Job, request: PlannedRequest
         if not clock.arrivals:
             raise StreamError("the stream brought no tokens")
     except (aiohttp.ClientError, TimeoutError, OSError, StreamError) as error:
-        return Outcome(start=clock.started - zero, error=f"{type(error).__name__}: {error}")
+        return _failure(clock, zero, f"{type(error).__name__}: {error}")
     return clock.outcome(zero)
+
+
+def _failure(clock: StreamClock, zero: float, error: str) -> Outcome:
+    """What is to report of a request that failed now."""
+    return Outcome(start=clock.started - zero, e2e=time.perf_counter() - clock.started, error=error)

@@ -39,7 +39,7 @@ class Outcome(Struct, frozen=True, array_like=True):
 
     start: float
     ttft: float = 0.0
-    e2e: float = 0.0  # until the last token
+    e2e: float = 0.0  # until the last token, or the failure
     gaps: list[float] = []  # between two arrivals that brought tokens
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.bench.load.job import Outcome
@@ -38,7 +39,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     good = [outcome for outcome in outcomes if not outcome.error]
     failed = [outcome for outcome in outcomes if outcome.error]
     begin = min((outcome.start for outcome in outcomes), default=0.0)
-    end = max((outcome.start + outcome.e2e for outcome in good), default=begin)
+    end = max((outcome.start + outcome.e2e for outcome in outcomes), default=begin)
     duration = max(end - begin, 1e-9)
     num_output = sum(outcome.num_output_tokens for outcome in good)
     num_prompt = sum(outcome.num_prompt_tokens for outcome in good)
@@ -87,4 +88,4 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if summary["is_counted_by_chunks"]:
         console.print("[yellow]the server reports no usage: each chunk was counted as one token[/yellow]")
     for error, count in summary["errors"].items():
-        console.print(f"[red]{count} x[/red] {error}", markup=True, highlight=False)
+        console.print(f"[red]{count} x[/red] {escape(error)}", markup=True, highlight=False)

@@ -20,7 +20,8 @@ from rich.console import Console
 from penstock.bench.load.job import Job, Outcome
 from penstock.bench.load.processes import run
 from penstock.bench.load.report import print_summary, summarize
-from penstock.bench.load.workload import WorkloadError, draw, harmless_token_ids, length_range, served_model
+from penstock.bench.load.workload import WorkloadError, draw, harmless_token_ids, served_model
+from penstock.core.config.argument_types import length_range, not_negative, not_negative_float, positive, positive_float
 
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2
@@ -31,13 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     console = Console(stderr=False, soft_wrap=True)
     try:
+        if options.save:
+            options.save.open("a").close()  # said now, and not after the load
         job = _prepare(options)
         if options.warmup:
             _warm_up(job, options)
         if not options.quiet:
             console.print(_description(options, job))
-        outcomes = run(job, min(options.processes, max(1, len(job.requests))))
-    except (WorkloadError, RuntimeError) as error:
+        outcomes = run(job, _num_processes(options, job))
+    except (WorkloadError, RuntimeError, OSError) as error:
         print(f"penstock bench serve: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
     except KeyboardInterrupt:
@@ -83,6 +86,12 @@ def _prepare(options: argparse.Namespace) -> Job:
     )
 
 
+def _num_processes(options: argparse.Namespace, job: Job) -> int:
+    """As many as wanted, if each gets a request, and may have one in flight."""
+    most = min(len(job.requests), job.concurrency or len(job.requests))
+    return int(min(options.processes, most))
+
+
 async def _ask_server(base_url: str, options: argparse.Namespace) -> tuple[str, list[int]]:
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), headers=headers) as session:
@@ -125,20 +134,6 @@ def _details(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [{f: getattr(outcome, f) for f in outcome.__struct_fields__ if f != "gaps"} for outcome in outcomes]
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock bench serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -148,20 +143,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="", help="default: the first that the server lists")
     add("--endpoint", choices=("chat", "completions"), default="completions")
     add("--api-key", default="")
-    add("--num-requests", type=_positive, default=100)
-    add("--concurrency", type=_positive, help="most requests in flight (default: 16, or no limit with a rate)")
-    add("--request-rate", type=_rate, help="requests per second with Poisson arrivals (default: closed loop)")
+    add("--num-requests", type=positive, default=100)
+    add("--concurrency", type=positive, help="most requests in flight (default: 16, or no limit with a rate)")
+    add("--request-rate", type=positive_float, help="requests per second with Poisson arrivals (default: closed loop)")
     add("--input-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="prompt tokens, uniform")
     add("--output-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="output tokens, uniform")
-    add("--shared-prefix-len", type=int, default=0, metavar="N", help="the first N prompt tokens are equal in all")
+    add(
+        "--shared-prefix-len",
+        type=not_negative,
+        default=0,
+        metavar="N",
+        help="the first N prompt tokens are equal in all",
+    )
     add("--text-prompts", action="store_true", help="words in place of token ids; chat always uses words")
     add("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
-    add("--temperature", type=float, default=0.0)
+    add("--temperature", type=not_negative_float, default=0.0)
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="let every answer reach its length")
     add("--return-token-ids", action="store_true", help="count tokens by ids, for servers that send no usage")
-    add("--warmup", type=int, default=0, metavar="N", help="requests beforehand that are not measured")
-    add("--timeout", type=float, default=600.0, help="seconds for one request")
-    add("--processes", type=_positive, default=1, help="client processes, for rates beyond one core")
+    add("--warmup", type=not_negative, default=0, metavar="N", help="requests beforehand that are not measured")
+    add("--timeout", type=positive_float, default=600.0, help="seconds for one request")
+    add("--processes", type=positive, default=1, help="client processes, for rates beyond one core")
     add("--save", type=Path, metavar="FILE", help="write options, figures and every request's times as JSON")
     add("--quiet", action="store_true", help="print nothing but errors")
     return parser

@@ -19,19 +19,6 @@ class WorkloadError(Exception):
     """The server cannot be asked for what the workload needs."""
 
 
-def length_range(text: str) -> tuple[int, int]:
-    """`128` or `100:1024` as (low, high), both included.
-
-    Raises:
-        ValueError: if it is not one or two positive numbers in order.
-    """
-    low, _, high = text.partition(":")
-    found = int(low), int(high or low)
-    if not 0 < found[0] <= found[1]:
-        raise ValueError(f"{text!r} is no range of lengths")
-    return found
-
-
 def draw(
     num_requests: int,
     input_len: tuple[int, int],

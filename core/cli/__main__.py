@@ -61,6 +61,8 @@ _TOOLS = {
 }
 
 
+_TOOL = "penstock.core.cli.tool"
+
 # another engine's command -> what to use here
 _OTHER_COMMANDS = {
     "pull": "`penstock serve ORG/NAME` downloads a checkpoint and serves it; `penstock models --download ORG/NAME` "
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command, (_, module) in _TOOLS.items():
         words = command.split()
         if arguments[: len(words)] == words:
-            os.execv(sys.executable, [sys.executable, "-m", module, *arguments[len(words) :]])
+            os.execv(sys.executable, [sys.executable, "-m", _TOOL, module, *arguments[len(words) :]])
     try:
         return _run(arguments)
     except (ConfigError, AddressError) as error:

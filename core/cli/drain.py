@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.cli.engines import RefusedError, Server
+from penstock.core.config.argument_types import not_negative_float
 
 _LOOK_SECONDS = 0.2
 
@@ -28,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all engines; with --restart one after the other")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server, or its administrators' listener")
     parser.add_argument("--api-key", default=os.environ.get("PENSTOCK_API_KEY", ""), help="(PENSTOCK_API_KEY)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long to wait for each engine (default: 600)")
+    parser.add_argument(
+        "--seconds", type=not_negative_float, default=600.0, help="how long to wait for each engine (default: 600)"
+    )
     args = parser.parse_args(argv)
     server = Server(args.url, args.api_key)
     try:

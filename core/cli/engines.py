@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 
@@ -48,7 +49,7 @@ class Server:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(error.read(), str(error))) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise RefusedError(f"{self._url} does not answer: {error}") from None
 
 

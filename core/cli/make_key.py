@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.core.config.api_keys import LIMITS, SCOPES, digest
+from penstock.core.config.api_keys import LIMITS, SCOPES, checked_key, digest
+from penstock.core.config.argument_types import positive, positive_float
+from penstock.core.config.options import ConfigError
 from penstock.ipc.curve import make_key_file
 from penstock.ipc.key_file import KeyFileError
 
@@ -25,14 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--if-missing", action="store_true", help="succeed if FILE exists already")
     for name in LIMITS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="a limit (default: none)")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="a limit (default: none)")
     parser.add_argument("--namespace", help="share cached prompts only with keys of the same namespace")
-    parser.add_argument("--weight", type=float, help="share under the fair policy, relative to other keys (default: 1)")
+    parser.add_argument(
+        "--weight", type=positive_float, help="share under the fair policy, relative to other keys (default: 1)"
+    )
     args = parser.parse_args(argv)
     if args.channel is not None:
         return _make_channel_keys(args.channel, args.if_missing)
-    _print_api_key(args)
-    return 0
+    return _print_api_key(args)
 
 
 def _make_channel_keys(path: Path, if_missing: bool) -> int:
@@ -49,15 +52,20 @@ def _make_channel_keys(path: Path, if_missing: bool) -> int:
     return 0
 
 
-def _print_api_key(args: argparse.Namespace) -> None:
+def _print_api_key(args: argparse.Namespace) -> int:
     """Print the key for its user, and the entry for the key file, from which the key cannot be recovered."""
     key = f"pk-{secrets.token_urlsafe(32)}"
+    said = {name: getattr(args, name) for name in ("scopes", *LIMITS, "namespace", "weight")}
+    entry = {"id": args.id, "sha256": digest(key).hex()} | {name: it for name, it in said.items() if it is not None}
+    try:
+        checked_key("penstock keys", entry)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(f"API key, shown only now: {key}", file=sys.stderr)
-    listed = ", ".join(f'"{scope}"' for scope in args.scopes)
-    print(f'[[keys]]\nid = {json.dumps(args.id)}\nsha256 = "{digest(key).hex()}"\nscopes = [{listed}]')
-    for name in (*LIMITS, "namespace", "weight"):
-        if (value := getattr(args, name)) is not None:
-            print(f"{name} = {json.dumps(value)}")
+    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in entry.items())
+    print("\n".join(("[[keys]]", *lines)))
+    return 0
 
 
 if __name__ == "__main__":

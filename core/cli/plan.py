@@ -17,6 +17,7 @@ from penstock.core.checkpoint.finding.located import find_local
 from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.config import ConfigError
+from penstock.core.config.argument_types import positive, positive_float
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import Machine, load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
@@ -125,6 +126,8 @@ def figures(plan: Plan, load: Load, batch: int | None, context: int, price: floa
 def _machine(args: argparse.Namespace) -> Machine:
     """Return the requested device; this machine's may have to be measured."""
     machines = load_machines(args.machines)
+    if args.measure and args.gpu != THIS and not args.verify:
+        raise ConfigError(f"--measure measures this machine: say --gpu {THIS}")
     if args.gpu == THIS or args.verify:
         if args.gpu not in (THIS, None):
             raise ConfigError(f"--verify compares with what this machine does: say --gpu {THIS}, or leave --gpu out")
@@ -257,36 +260,29 @@ def _parser() -> argparse.ArgumentParser:
         help="as the option of `penstock serve`: weights quantized at load; a quantized checkpoint needs none",
     )
     add("--kv", choices=BYTES, help="of keys and values (default: as --weights)")
-    add("--input-len", type=_positive, default=1024, help="tokens of a prompt (default: %(default)s)")
-    add("--output-len", type=_positive, default=256, help="tokens of an answer (default: %(default)s)")
-    add("--qps", type=float, help="requests per second to serve")
-    add("--ttft", type=float, metavar="MS", help="target: a prompt alone is computed within this time")
-    add("--tpot", type=float, metavar="MS", help="target: a decode step takes no longer")
-    add("--batch", type=_positive, help="sequences at once, in place of the fewest that serve the load")
-    add("--context", type=_positive, help="tokens of each, in place of a prompt and its answer")
+    add("--input-len", type=positive, default=1024, help="tokens of a prompt (default: %(default)s)")
+    add("--output-len", type=positive, default=256, help="tokens of an answer (default: %(default)s)")
+    add("--qps", type=positive_float, help="requests per second to serve")
+    add("--ttft", type=positive_float, metavar="MS", help="target: a prompt alone is computed within this time")
+    add("--tpot", type=positive_float, metavar="MS", help="target: a decode step takes no longer")
+    add("--batch", type=positive, help="sequences at once, in place of the fewest that serve the load")
+    add("--context", type=positive, help="tokens of each, in place of a prompt and its answer")
     for name, what in (("--tp", "tensor"), ("--pp", "pipeline"), ("--dp", "data")):
-        add(name, type=_positive, help=f"degree of {what} parallelism, in place of the smallest layout")
+        add(name, type=positive, help=f"degree of {what} parallelism, in place of the smallest layout")
     add("--enable-expert-parallel", action="store_true", help="with --tp: whole experts on each of these devices")
     add(
         "--num-redundant-experts",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="further copies of experts in each layer",
     )
-    add("--price-per-hour", type=float, help="of one device, for the cost of a million tokens")
+    add("--price-per-hour", type=positive_float, help="of one device, for the cost of a million tokens")
     add("--verify", action="store_true", help="run the model here for a minute, and compare")
     add("--measure", action="store_true", help=f"with --gpu {THIS}: measure now")
     add("--plot", type=Path, metavar="FILE", help="draw roofline and latency (.svg, .png; needs matplotlib)")
     add("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
 
 
 if __name__ == "__main__":

@@ -19,6 +19,14 @@ from rich.console import Console
 
 from penstock.core.cli.plan import read_decoder
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.argument_types import (
+    length_range,
+    not_negative,
+    not_negative_float,
+    positive,
+    positive_float,
+    share,
+)
 from penstock.core.config.flags import Flag, add_flags, config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag
 from penstock.core.planning.costs import BYTES, Costs
@@ -201,8 +209,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="'NAME: OPTIONS'",
         help="a configuration to compare, such as 'small: --max-num-seqs 8'; can be repeated",
     )
-    add("--ttft", type=_positive_float, metavar="MS", help="target of goodput: the first token comes within this time")
-    add("--tpot", type=_positive_float, metavar="MS", help="target of goodput: the time per output token")
+    add("--ttft", type=positive_float, metavar="MS", help="target of goodput: the first token comes within this time")
+    add("--tpot", type=positive_float, metavar="MS", help="target of goodput: the time per output token")
     add("--json", action="store_true", help="print JSON")
     add("--served", action="store_true", help="print JSON with what plots are drawn from; the options are somebody "
         "else's, so they may name no file to write, and no module")  # fmt: skip
@@ -220,79 +228,36 @@ def _add_machine(group: "argparse._ArgumentGroup") -> None:
     add("--machines", type=Path, metavar="FILE", help="more devices, in the form of core/planning/machines.toml")
     add("--weights", choices=BYTES, default="fp16", help="format of weights (default: %(default)s)")
     add("--kv", choices=BYTES, default="fp16", help="format of keys and values (default: %(default)s)")
-    add("--tp", type=_positive, default=1, help="degree of tensor parallelism (default: %(default)s)")
-    add("--pp", type=_positive, default=1, help="degree of pipeline parallelism (default: %(default)s)")
-    add("--efficiency", type=_share, default=1.0, help="part of the rooflines that steps reach (default: %(default)s)")
-    add("--copy-gbps", type=_positive_float, metavar="GB/S", help="between device and host (default: 10)")
-    add("--request-ms", type=_milliseconds, help="from a client's sending until the scheduler has the request")
-    add("--reply-ms", type=_milliseconds, help="from the scheduler's sending until the client has the token")
+    add("--tp", type=positive, default=1, help="degree of tensor parallelism (default: %(default)s)")
+    add("--pp", type=positive, default=1, help="degree of pipeline parallelism (default: %(default)s)")
+    add("--efficiency", type=share, default=1.0, help="part of the rooflines that steps reach (default: %(default)s)")
+    add("--copy-gbps", type=positive_float, metavar="GB/S", help="between device and host (default: 10)")
+    add("--request-ms", type=not_negative_float, help="from a client's sending until the scheduler has the request")
+    add("--reply-ms", type=not_negative_float, help="from the scheduler's sending until the client has the token")
 
 
 def _add_load(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--load", type=Path, metavar="FILE", help="requests as JSON lines (time, input_len, output_len, ...); without "
         "it, those of the --measured run, or drawn ones if there is a --request-rate")  # fmt: skip
-    add("--speed", type=_positive_float, default=1.0, help="requests come so many times as fast (default: %(default)s)")
-    add("--num-requests", type=_positive, default=1000, help="(default: %(default)s)")
-    add("--request-rate", type=_positive_float, help="a second, on average (default: all at once)")
-    add("--burstiness", type=_positive_float, default=1.0,
+    add("--speed", type=positive_float, default=1.0, help="requests come so many times as fast (default: %(default)s)")
+    add("--num-requests", type=positive, default=1000, help="(default: %(default)s)")
+    add("--request-rate", type=positive_float, help="a second, on average (default: all at once)")
+    add("--burstiness", type=positive_float, default=1.0,
         help="shape of the gaps' gamma distribution: 1 is Poisson, less is bursty (default: %(default)s)")  # fmt: skip
     add("--on-off", type=_pair, metavar="ON:OFF", help="seconds in which requests come, and seconds of silence")
-    add("--input-len", type=_range, default=(1024, 1024), metavar="N|LOW:HIGH", help="tokens of prompts, uniform")
-    add("--output-len", type=_range, default=(128, 128), metavar="N|LOW:HIGH", help="tokens of answers, uniform")
-    add("--shared-prefix-len", type=int, default=0, metavar="N", help="first tokens that prompts share")
-    add("--num-prefixes", type=_positive, default=1, help="prompts share one of so many prefixes")
-    add("--num-keys", type=_positive, default=1, help="API keys that requests come with, each equally often")
-    add("--seed", type=_not_negative, default=0, help="of everything that is drawn")
+    add("--input-len", type=length_range, default=(1024, 1024), metavar="N|LOW:HIGH", help="tokens of prompts, uniform")
+    add("--output-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="tokens of answers, uniform")
+    add("--shared-prefix-len", type=not_negative, default=0, metavar="N", help="first tokens that prompts share")
+    add("--num-prefixes", type=positive, default=1, help="prompts share one of so many prefixes")
+    add("--num-keys", type=positive, default=1, help="API keys that requests come with, each equally often")
+    add("--seed", type=not_negative, default=0, help="of everything that is drawn")
     add("--save-load", type=Path, metavar="FILE", help="write the requests in the form that --load reads")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-def _milliseconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise ValueError(text)
-    return value
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    found = int(low), int(high or low)
-    if not 0 < found[0] <= found[1]:
-        raise ValueError(text)
-    return found
 
 
 def _pair(text: str) -> tuple[float, float]:
     on, _, off = text.partition(":")
-    return _positive_float(on), _positive_float(off)
+    return positive_float(on), positive_float(off)
 
 
 if __name__ == "__main__":

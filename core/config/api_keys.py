@@ -83,19 +83,25 @@ def _read_file(path: Path) -> tuple[ApiKey, ...]:
     entries = raw.get("keys")
     if not isinstance(entries, list) or not entries or set(raw) != {"keys"}:
         raise ConfigError(f"--api-keys-file {str(path)!r} must hold [[keys]] tables, and nothing else")
-    keys = tuple(_key(path, i, entry) for i, entry in enumerate(entries, start=1))
+    keys = tuple(
+        checked_key(f"--api-keys-file {str(path)!r}, key {i}", entry) for i, entry in enumerate(entries, start=1)
+    )
     if len({key.id for key in keys}) < len(keys):
         raise ConfigError(f"--api-keys-file {str(path)!r} has two keys with the same id")
     return keys
 
 
-def _key(path: Path, number: int, entry: Any) -> ApiKey:
-    where = f"--api-keys-file {str(path)!r}, key {number}"
+def checked_key(where: str, entry: Any) -> ApiKey:
+    """The owner that an entry describes.
+
+    Raises:
+        ConfigError: in one sentence that begins with `where`, if it describes none.
+    """
     if not isinstance(entry, dict) or set(entry) - set(_FIELDS):
         raise ConfigError(f"{where}: only {', '.join(_FIELDS)} are allowed")
     key_id, hexadecimal, scopes = entry.get("id"), entry.get("sha256"), entry.get("scopes", ["infer"])
     if not isinstance(key_id, str) or not key_id:
-        raise ConfigError(f"{where}: id must be a string")
+        raise ConfigError(f"{where}: id must be a string, and not empty")
     if not isinstance(hexadecimal, str) or not _SHA256.fullmatch(hexadecimal):
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits (`penstock keys` prints them)")
     if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import zmq
 
+from penstock.core.config.argument_types import not_negative_float
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.key_file import KeyFileError, read_key_file
@@ -21,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ask once; return the exit code (0: it answers, 1: it does not, 2: invalid arguments)."""
     parser = argparse.ArgumentParser(prog="penstock probe", description="Ask a scheduler whether it answers.")
     parser.add_argument("address", help="the scheduler's --frontend-address, as seen from here")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long to wait for the answer (default: 5)")
+    parser.add_argument(
+        "--seconds", type=not_negative_float, default=5.0, help="how long to wait for the answer (default: 5)"
+    )
     parser.add_argument(
         "--channel-key-file",
         type=Path,
@@ -36,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock probe: {error}", file=sys.stderr)
         return 2
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: SyncDealer[ToFrontend] = SyncDealer(context, args.address, "probe", Codec(ToFrontend), keys)
+    try:
+        channel: SyncDealer[ToFrontend] = SyncDealer(context, args.address, "probe", Codec(ToFrontend), keys)
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        print(f"penstock probe: {args.address!r} is no address of a scheduler: {error.strerror}", file=sys.stderr)
+        return 2
     channel.send(Probe())
     answer = channel.receive(int(args.seconds * 1000))
     channel.close()

@@ -17,7 +17,7 @@ from msgspec import UNSET
 import penstock
 from penstock import LLM, ApiError, BatchError, ConfigError, RequestOutput, SamplingParams
 from penstock.in_process import InProcessEngine
-from penstock.prompts import Prompt
+from penstock.prompts import Chat, Prompt
 from tests.api.conftest import SMALL, Checkpoint
 from tests.faults.soak import sized
 
@@ -51,6 +51,21 @@ def test_every_form_of_a_prompt(llm: LLM) -> None:
     mixed = llm.generate(iter(kinds), GREEDY, use_tqdm=False)
     assert ids(mixed) == [texts[0].outputs[0].token_ids, one[0], ids(chats[0])[0]]
     assert [output.request_id for output in mixed] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [("hello", "a chat is a list of messages, got str"), (["hello"], "a chat is a list of messages, got str")],
+)
+def test_a_text_is_no_chat(llm: LLM, messages: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_each_message_is_a_dict(llm: LLM) -> None:
+    said: Any = Chat([{"role": "user", "content": "a"}, "b"])  # type: ignore[list-item]
+    with pytest.raises(ApiError, match="a message is a dict with role and content, got str"):
+        llm.generate(said, GREEDY, use_tqdm=False)
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:

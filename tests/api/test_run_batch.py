@@ -27,12 +27,13 @@ def test_a_file_with_errors_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_another_files_answers_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("text", ['{"id": 1}\n', "a note without an end", '{"id":"batch_req_1_1"'])
+def test_another_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (tmp_path / "in").write_text(json.dumps(GOOD) + "\n")
-    (tmp_path / "out").write_text('{"id": 1}\n')
+    (tmp_path / "out").write_text(text)
     assert main(["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 2
     assert "name another file" in capsys.readouterr().err
-    assert (tmp_path / "out").read_text() == '{"id": 1}\n'
+    assert (tmp_path / "out").read_text() == text
 
 
 @pytest.mark.parametrize("arguments", [["--max-num-seqs", "0"], ["--ctx-size", "5"], ["--port", "5"]])

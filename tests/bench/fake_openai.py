@@ -1,10 +1,11 @@
 """A streaming completions server with known delays, to hold the load generator's figures against."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -20,9 +21,11 @@ class Behaviour:
     has_usage: bool = True
     has_tokenize: bool = True
     fail_every: int = 0  # every n-th request gets a 500
+    failure: str = "no luck"  # what it says then
+    field: str = "content"  # of deltas in a chat
     break_every: int = 0  # every n-th stream ends without [DONE]
     error_event_every: int = 0  # every n-th stream ends with an error event
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
 
@@ -36,7 +39,7 @@ async def _complete(behaviour: Behaviour, request: web.Request) -> web.StreamRes
     behaviour.bodies.append(body)
     number = len(behaviour.bodies)
     if behaviour.fail_every and number % behaviour.fail_every == 0:
-        return web.json_response({"error": {"message": "no luck"}}, status=500)
+        return web.json_response({"error": {"message": behaviour.failure}}, status=500)
     behaviour.in_flight += 1
     behaviour.most_in_flight = max(behaviour.most_in_flight, behaviour.in_flight)
     try:
@@ -61,7 +64,7 @@ async def _stream(behaviour: Behaviour, request: web.Request, body: dict[str, An
         left -= count
         text = "w " * count
         choice: dict[str, Any] = {"index": 0, "finish_reason": None if left else "length"}
-        choice |= {"delta": {"content": text}} if is_chat else {"text": text}
+        choice |= {"delta": {behaviour.field: text}} if is_chat else {"text": text}
         if body.get("return_token_ids"):
             choice["token_ids"] = [7] * count
         data = _event({"choices": [choice]})

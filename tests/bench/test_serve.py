@@ -3,15 +3,18 @@
 import asyncio
 import json
 import math
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.bench.load.client import SSEReader
+from penstock.bench.load.job import Outcome
 from penstock.bench.load.report import percentile, summarize
 from penstock.bench.load.serve import main
-from penstock.bench.load.workload import draw, length_range
+from penstock.bench.load.workload import draw
+from penstock.core.config.argument_types import length_range
 from tests.bench.fake_openai import Behaviour, fake_openai
 
 
@@ -123,6 +126,46 @@ async def test_several_processes_share_the_load(tmp_path: Path) -> None:
     assert behaviour.most_in_flight <= 5
 
 
+async def test_processes_without_a_request_in_flight_are_not_started(tmp_path: Path) -> None:
+    behaviour = Behaviour(first_after=0.05, gap=0.01)
+    flags = ("--num-requests", "8", "--concurrency", "2", "--output-len", "2", "--processes", "4")
+    code, _ = await bench(behaviour, tmp_path, *flags)
+    assert code == 0
+    assert behaviour.most_in_flight <= 2
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_reasoning_is_part_of_an_answer(tmp_path: Path, field: str) -> None:
+    flags = ("--endpoint", "chat", "--num-requests", "1", "--output-len", "3")
+    code, saved = await bench(Behaviour(first_after=0.0, gap=0.0, field=field), tmp_path, *flags)
+    assert code == 0
+    assert saved["summary"]["num_output_tokens"] == 3
+
+
+def test_a_failure_counts_in_the_duration() -> None:
+    good = Outcome(start=0.0, ttft=0.5, e2e=1.0, num_output_tokens=10)
+    summary = summarize([good, Outcome(start=1.0, e2e=4.0, error="HTTP 500")])
+    assert (summary["duration_s"], summary["output_tokens_per_s"]) == (5.0, 2.0)
+    assert summary["e2e_ms"]["max"] == 1000.0
+
+
+async def test_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    async with fake_openai(Behaviour(fail_every=1, failure="[red] is no [/INST]")) as url:
+        assert await asyncio.to_thread(main, ["--base-url", url, "--num-requests", "1"]) == 1
+    assert "[red] is no [/INST]" in capsys.readouterr().out
+
+
+async def test_a_file_that_cannot_be_written_is_said_before_the_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behaviour = Behaviour()
+    async with fake_openai(behaviour) as url:
+        flags = ["--base-url", url, "--num-requests", "1", "--save", str(tmp_path / "none" / "result.json")]
+        assert await asyncio.to_thread(main, flags) == 2
+    assert not behaviour.bodies
+    assert "result.json" in capsys.readouterr().err
+
+
 async def test_no_server_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, ["--base-url", "http://127.0.0.1:9", "--quiet"]) == 2
     error = capsys.readouterr().err
@@ -158,7 +201,7 @@ def test_ranges_of_lengths() -> None:
     assert length_range("5") == (5, 5)
     assert length_range("5:9") == (5, 9)
     for wrong in ("0", "9:5", "x", "-1:3"):
-        with pytest.raises(ValueError, match=r"\d|x"):
+        with pytest.raises(ArgumentTypeError, match=r"\d|x"):
             length_range(wrong)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache, cached_property, partial
-from math import isfinite
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any, Self
@@ -262,23 +261,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        why = ("it is empty; download it again" if not content.strip() else "") or _not_finite(content) or str(error)
+        if (found := _with_infinities(content)) is not None:
+            return found
+        why = str(error) if content.strip() else "it is empty; download it again"
         raise ConfigError(f"{str(path)!r} is not a JSON object: {why}") from None
 
 
-def _not_finite(content: bytes) -> str:
-    """Return the number that is not finite in otherwise valid JSON."""
+def _with_infinities(content: bytes) -> dict[str, Any] | None:
+    """Read an object with numbers that only Python's JSON has; None if that is not what is wrong with it.
 
-    def find(value: Any, name: str) -> str:
-        if isinstance(value, dict):
-            return next((said for key, part in value.items() if (said := find(part, str(key)[:64]))), "")
-        if isinstance(value, list):
-            return next((said for part in value if (said := find(part, name))), "")
-        return f"{name} is {value}, which is no number" if isinstance(value, float) and not isfinite(value) else ""
-
+    Older versions of transformers wrote `Infinity`, into time_step_limit of Mamba 2 for one. It becomes that word,
+    which is refused where a number must be finite.
+    """
     with suppress(ValueError, RecursionError):
-        return find(json.loads(content), "")
-    return ""
+        found = json.loads(content, parse_constant=str)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _refuse_pointer(path: Path) -> None:

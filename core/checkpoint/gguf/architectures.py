@@ -55,8 +55,8 @@ def config_fields(architecture: Architecture, keys: Keys) -> Fields:
     if not keys.has("attention.layer_norm_epsilon"):
         usual["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     for field, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
-        if keys.has_any(f"tokenizer.ggml.{key}"):
-            usual[field] = keys.token_id(key)
+        if (token_id := keys.token_id(key)) is not None:
+            usual[field] = token_id
     return usual | rope_fields(keys, head_dim) | architecture.fields(keys)
 
 

@@ -10,7 +10,8 @@ from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.config.options import ConfigError
 
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_MAX_TOKEN_ID = 1 << 30
+NO_TOKEN = 0xFFFF_FFFF
+"""What files say for a special token that the model has not: -1, in 32 bits."""
 
 
 class Keys:
@@ -50,10 +51,6 @@ class Keys:
         """Whether the architecture's key is there."""
         return self._fields.has(self._prefix + key)
 
-    def has_any(self, key: str) -> bool:
-        """Whether a key is there, by its whole name."""
-        return self._fields.has(key)
-
     def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """An integer."""
         return self._fields.whole(self._prefix + key, default, least=least)
@@ -82,9 +79,11 @@ class Keys:
         """A string."""
         return self._fields.text(self._prefix + key, default)
 
-    def token_id(self, name: str) -> int:
-        """A token id of the tokenizer."""
-        return self._fields.whole(f"tokenizer.ggml.{name}", least=0, most=_MAX_TOKEN_ID)
+    def token_id(self, name: str) -> int | None:
+        """A token id of the tokenizer; None if there is no such token."""
+        key = f"tokenizer.ggml.{name}"
+        id_ = self._fields.whole(key, NO_TOKEN, least=0, most=NO_TOKEN)
+        return None if id_ == NO_TOKEN else id_
 
     def has_tensor(self, name: str) -> bool:
         """Whether there is a tensor of this name."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.checkpoint.gguf.container import Strings
+from penstock.core.checkpoint.gguf.keys import NO_TOKEN
 from penstock.core.checkpoint.gguf.pre_tokenizers import ADDING_BOS, IGNORING_MERGES, pre_tokenizer
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
 from penstock.core.config.options import ConfigError
@@ -217,5 +218,5 @@ class GGUFTokenizer:
         usual = _SENTENCEPIECE_IDS.get(name) if self._kind == "llama" else None
         if not self._fields.has(key):
             return usual if usual is not None and usual < len(self._tokens) else None
-        id_ = self._fields.whole(key, least=0)
+        id_ = self._fields.whole(key, least=0, most=NO_TOKEN)
         return id_ if id_ < len(self._tokens) else usual

@@ -11,6 +11,7 @@ from penstock.core.checkpoint import families
 from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.core.checkpoint.description.recurrent import Mamba2
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
 from penstock.core.checkpoint.files.source import Checkpoint, LoadError
 from penstock.core.checkpoint.finding.registry import open_checkpoint
@@ -152,3 +153,14 @@ def test_an_alpha_stretches_the_base_once() -> None:
     assert rope is not None
     assert (rope.kind, decoder.max_model_len) == ("default", 262144)
     assert rope.theta == pytest.approx(10000.0 * 1000.0 ** (8 / 6))
+
+
+@pytest.mark.parametrize("limit", [float("inf"), {"__float__": "Infinity"}])
+def test_infinity_as_transformers_writes_it(limit: Any, tmp_path: Path) -> None:
+    """Before version 5 it was no JSON: [0.0, Infinity]."""
+    sizes = {"vocab_size": 32, "num_hidden_layers": 2, "hidden_size": 4096}
+    raw = {"architectures": ["Mamba2ForCausalLM"], **sizes, "time_step_limit": [0.0, limit]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = parse_model_config(open_checkpoint(tmp_path).config, "own")
+    assert isinstance(config, Decoder)
+    assert all(isinstance(layer.mixer, Mamba2) and layer.mixer.max_dt is None for layer in config.layers)

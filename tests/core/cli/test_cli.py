@@ -1,13 +1,19 @@
 """The command line as people type it, who may know another engine's."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock import demo
+from penstock.core.cli.tool import INTERRUPTED, UNREAD
 from penstock.core.config import ConfigError
+from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.flags import flags
 from penstock.core.config.foreign_flags import FOREIGN_FLAGS, unknown_variables, without_foreign_flags
 
@@ -19,6 +25,7 @@ def penstock(*arguments: str | Path, **environment: str) -> tuple[int, str, str]
     return done.returncode, done.stdout, done.stderr
 
 
+DEMO = Path(demo.__file__).parent / "model"
 LISTS = [flag.name for flag in flags(("model", "scheduler", "worker", "frontend", "ipc", "log")) if flag.default == ()]
 
 
@@ -47,6 +54,77 @@ def test_bench_lists_its_commands(arguments: tuple[str, ...], code: int) -> None
     found, said, _ = penstock(*arguments)
     assert found == code
     assert "bench serve" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "--qps", "-1", "m"), "--qps: must be above 0"),
+        (("plan", "--ttft", "nan", "m"), "--ttft: must be a number"),
+        (("plan", "--price-per-hour", "0", "m"), "--price-per-hour: must be above 0"),
+        (("plan", "--measure", str(DEMO)), "--measure measures this machine: say --gpu this"),
+        (("simulate", "--shared-prefix-len", "-3", "m"), "--shared-prefix-len: must be a whole number of at least 0"),
+        (("bench", "serve", "--warmup", "-1"), "--warmup: must be a whole number of at least 0"),
+        (("bench", "serve", "--timeout", "0"), "--timeout: must be above 0"),
+        (("drain", "--seconds", "nan"), "--seconds: must be a number"),
+        (("probe", "--seconds", "-1", "tcp://127.0.0.1:1"), "--seconds: must be at least 0"),
+        (("probe", "127.0.0.1"), "'127.0.0.1' is no address of a scheduler"),
+        (("keys", "--requests-per-minute", "0", "a"), "--requests-per-minute: must be a whole number of at least 1"),
+        (("keys", "--weight", "5000", "a"), "weight must be a number from 0.001 to 1000"),
+        (("keys", "--namespace", "a b", "a"), "namespace must be 1 to 64 letters"),
+        (("keys", ""), "id must be a string, and not empty"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:
+    code, printed, error = penstock(*arguments)
+    assert (code, printed) == (2, "")
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_key_can_be_for_anybody(tmp_path: Path) -> None:
+    code, entry, _ = penstock("keys", "zoë 😀", "--weight", "2")
+    assert code == 0
+    (tmp_path / "keys").write_text(entry)
+    [key] = load_api_keys(str(tmp_path / "keys"), {})
+    assert (key.id, key.weight) == ("zoë 😀", 2.0)
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command() -> None:
+    command = [sys.executable, "-m", "penstock.core.cli", "keys", "a"]
+    begin, end = os.pipe()
+    os.close(begin)
+    done = subprocess.run(command, stdout=end, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(end)
+    assert done.returncode == UNREAD
+    assert done.stderr.startswith("API key")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_command() -> None:
+    command = [sys.executable, "-m", "penstock.core.cli", "drain", "--url"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # it never answers
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        process = subprocess.Popen([*command, url], stderr=subprocess.PIPE, text=True)
+        connection, _ = listener.accept()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        connection.close()
+    assert (process.returncode, said) == (INTERRUPTED, "")
+
+
+def test_what_speaks_no_http_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with ThreadPoolExecutor() as threads:
+            ended = threads.submit(penstock, "drain", "--url", url)
+            connection, _ = listener.accept()
+            connection.recv(4096)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            connection.close()
+            code, _, said = ended.result()
+    assert code == 2
+    assert said.startswith(f"penstock drain: {url} does not answer")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from penstock.core.checkpoint.gguf.pre_tokenizers import ADDING_BOS, pre_tokeniz
 from penstock.core.config import Config, ConfigError
 from penstock.frontend.text.tokenizer import load_tokenizer
 from tests.core.gguf.small_models import FILES
-from tests.core.gguf.written import CONTROL, add_byte_pairs, trained, write
+from tests.core.gguf.written import CONTROL, VOCABULARY, add_byte_pairs, add_llama, trained, write
 
 _TEXTS = [
     "Hello world", "  two spaces, and  more", "", "a", "the page of a sequence\n\nis 16 tokens\r\n ",
@@ -147,6 +147,25 @@ def test_all_tokens_that_end_a_text(tmp_path: Path) -> None:
 
     found = open_checkpoint(write(tmp_path / "vocabulary.gguf", fill)).generation_config
     assert found == {"eos_token_id": [1, 0, 2, 3], "temperature": 0.5, "top_k": 20}
+
+
+def test_a_token_that_the_model_has_not(tmp_path: Path) -> None:
+    """llama.cpp writes -1 for it, in 32 bits without a sign."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add_llama(writer)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
+        writer.add_token_merges([])
+        writer.add_eos_token_id(1)
+        writer.add_bos_token_id(0xFFFFFFFF)
+        writer.add_pad_token_id(0xFFFFFFFF)
+
+    found = open_checkpoint(write(tmp_path / "model.gguf", fill))
+    assert found.tokenizer_config == {"eos_token": "t1"}
+    assert found.generation_config == {"eos_token_id": [1]}
+    assert "bos_token_id" not in found.config
 
 
 @pytest.mark.parametrize(("kind", "pre", "words"), [("bert", "default", "gpt2"), ("gpt2", "poro-chat", "qwen2")])
