@@ -6,6 +6,7 @@ Each API puts its own code into the functions that `Job` and `Prepared` hold, an
 """
 
 import asyncio
+import re
 import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -53,6 +54,10 @@ MAX_PROMPT_LOGPROBS = 1 << 19
 
 _MAX_COMPLAINT = 200
 """The longest message about a field of the wrong type, in characters."""
+
+_OBJECT_ERRORS = {"missing required": "is required", "contains unknown": "is an unknown field"}
+"""What is wrong with a body's fields, by msgspec's words for it."""
+_OF_AN_OBJECT = re.compile(rf"Object ({'|'.join(_OBJECT_ERRORS)}) field `(.*)`", re.DOTALL)
 
 _LARGE_BODY = 1 << 20
 """Bytes. Decoding a body of 8 MiB may take 40 ms on a slow machine."""
@@ -351,6 +356,9 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
             return decoder.decode(body)
     except msgspec.ValidationError as error:
         what, found, path = str(error).rpartition(" - at `")
+        if not found and (named := _OF_AN_OBJECT.fullmatch(path)):
+            field = _cut(named[2])
+            raise InvalidParameter(f"{field} {_OBJECT_ERRORS[named[1]]}", param=field) from None
         if not found:
             raise MalformedBody(f"the body must be a JSON object: {_cut(path)}") from None
         field = path.rstrip("`").removeprefix("$").lstrip(".")

@@ -3,7 +3,9 @@
 Runs in the process that parses grammars (`child.py`), because a client's schema may make any of these checks slow.
 """
 
+import re
 from collections import deque
+from math import prod
 from typing import Any
 
 MAX_DEPTH = 64
@@ -11,6 +13,12 @@ MAX_VALUES = 10_000
 MAX_PATTERN_CHARACTERS = 4096
 MAX_PATTERN_REPEATS = 10_000
 """Limit for the characters of a pattern with its counted repetitions written out: `(ab){10}` has 20."""
+
+_VERBOSE = re.compile(r"\(\?[A-Za-z-]*x")
+"""The flag with which blanks and comments in a pattern mean nothing."""
+_LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/([a-z]*)', re.DOTALL)
+"""A string, a comment, or a pattern with its flags."""
+_BOUNDS = re.compile(r"\{([^{}]*)\}")
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -51,17 +59,26 @@ def check_pattern(pattern: str) -> None:
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise GrammarError(f"a pattern may have at most {MAX_PATTERN_CHARACTERS} characters, got {len(pattern)}")
-    check_repetitions(pattern)
+    _check_written_out(pattern, is_verbose=_VERBOSE.search(pattern) is not None)
 
 
-def check_repetitions(pattern: str) -> None:
-    """Check the counted repetitions of a pattern, or of all patterns in a grammar's text.
+def check_repetitions(grammar: str) -> None:
+    """Check the counted repetitions of all patterns in a grammar's text.
 
     Raises:
         GrammarError: with the limit and the value.
     """
+    is_verbose = _VERBOSE.search(grammar) is not None or any("x" in flags for flags in _LARK.findall(grammar))
+    _check_written_out(grammar, is_verbose=is_verbose)
+
+
+def _check_written_out(text: str, *, is_verbose: bool) -> None:
+    """`is_verbose`: blanks and comments may hide what is repeated, so it is taken to be everything."""
     # Measured twice: within quotes, as in grammars, a bracket does not begin a set.
-    size = max(_written_out(pattern), _written_out(pattern.replace("[", " ")))
+    size = max(_written_out(text), _written_out(text.replace("[", " ")))
+    if is_verbose:
+        counts = map(_count, _BOUNDS.findall(text))
+        size = max(size, len(text) * prod(count for count in counts if count))
     if size > MAX_PATTERN_REPEATS:
         raise GrammarError(
             f"a pattern may have at most {MAX_PATTERN_REPEATS} characters with its repetitions written out, got {size}"
@@ -179,6 +196,12 @@ def _target(root: dict[str, Any], reference: str) -> Any:
     return part if reference.startswith(("#/", "#")) and ("/" in reference or reference == "#") else None
 
 
+def _count(bounds: str) -> int | None:
+    """The larger of a repetition's bounds; None if these are none."""
+    digits = [bound.strip() for bound in bounds.split(",")]
+    return max((int(each.lstrip("0")[:12] or "0") for each in digits if each.isdecimal()), default=None)
+
+
 def _list(schema: dict[str, Any], key: str) -> list[Any]:
     value = schema.get(key)
     return value if isinstance(value, list) else []
@@ -203,11 +226,10 @@ def _written_out(pattern: str) -> int:
             last, i = sizes.pop(), i + 1
         elif char == "{":
             end = pattern.find("}", i)
-            bounds = pattern[i + 1 : end].split(",") if end > 0 else []
-            counts = [int(bound[:12]) for bound in bounds if bound.strip().isdigit()]
-            if counts:
-                sizes[-1] += last * (max(counts) - 1)
-                last *= max(counts)
+            count = _count(pattern[i + 1 : end]) if end > 0 else None
+            if count is not None:
+                sizes[-1] += last * (count - 1)
+                last *= count
                 i = end + 1
                 continue
             last, i = 1, i + 1

@@ -9,8 +9,10 @@ from penstock.frontend import schema
 from penstock.frontend import schema_responses as responses
 from penstock.frontend.anthropic import schema as anthropic
 from penstock.frontend.batches.shapes import BatchRequest
+from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import JSON
+from penstock.frontend.schema_infill import InfillRequest
 from penstock.ipc.version import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -18,6 +20,8 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     schema.ChatRequest: ("messages",),
     schema.CompletionRequest: ("prompt",),
     schema.DetokenizeRequest: ("tokens",),
+    InfillRequest: ("input_prefix", "input_suffix"),
+    EmbeddingRequest: ("input",),
     responses.ResponsesRequest: ("input",),
     anthropic.MessagesRequest: ("messages", "max_tokens"),
     anthropic.CountTokensRequest: ("messages",),

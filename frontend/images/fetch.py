@@ -23,8 +23,11 @@ _ODD = re.compile(r"[\x00-\x20\\\x7f-\uffff]")
 """Spaces, backslashes, control characters, and everything outside ASCII."""
 
 _MOVED = frozenset((301, 302, 303, 307, 308))
-_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")))
+_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")))
 """IPv6 networks whose last 32 bits are an IPv4 address, to which a gateway may translate them."""
+_LOCAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "64:ff9b:1::/48", "3fff::/20", "fec0::/10")))
+"""Networks that are not of the Internet, though older versions of Python say so; the second one has IPv4 addresses in
+places that its gateway chooses, the last one has the addresses of sites before there were unique local ones."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -165,6 +168,8 @@ async def resolve(host: str, port: int) -> list[str]:
 def is_public(address: str) -> bool:
     """Whether an address is public: not this machine's, not of a private network, and not reserved."""
     found = ipaddress.ip_address(address)
+    if any(found in network for network in _LOCAL):
+        return False
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if inner is None and any(found in network for network in _EMBEDDING):

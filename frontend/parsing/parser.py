@@ -12,6 +12,7 @@ in the raw text, which includes reasoning and calls.
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
 from penstock.frontend.parsing.channels import ChannelParser
@@ -31,6 +32,8 @@ class ValidTools:
     tool_format: ToolFormat
     is_forced: bool = False
     """Whether the output must be calls, of the tools in `names`."""
+    kinds: Kinds = field(default_factory=dict, compare=False)
+    """What is known of the tools' schemas, which may be large: all calls of all sequences share it."""
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -88,7 +91,8 @@ class MessageParser:
             self._splitter = ReasoningSplitter(reasoning, is_open=output_format.is_reasoning_open)
         if tool_format is not None:
             is_open = output_format.is_call_open
-            self._tools = ToolCallParser(tool_format, schemas, parallel=parallel, is_open=is_open)
+            kinds = None if tools is None else tools.kinds
+            self._tools = ToolCallParser(tool_format, schemas, parallel=parallel, is_open=is_open, kinds=kinds)
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return what is certain now."""

@@ -58,7 +58,9 @@ class ReasoningFormat:
 
     def is_closed_by(self, prompt_end: str, final_message: str = "") -> bool:
         """Whether the output has no reasoning, because the prompt (or the message to continue) has closed it."""
-        return bool(final_message) or prompt_end.rstrip().endswith(self.end)
+        if final_message:
+            return self.has_channels or not self.is_opened_by(prompt_end, final_message)
+        return prompt_end.rstrip().endswith(self.end)
 
 
 _THINK = ("<think>", "</think>")

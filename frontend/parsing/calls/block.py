@@ -15,6 +15,9 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """Reads some of a block; yields when it needs more text."""
 
+Kinds = dict[tuple[int, int], set[str]]
+"""The JSON types of schemas that were looked at, by id and depth: a small one may refer to itself very often."""
+
 MAX_UNDECIDED = 32768
 """After this many characters without a call's name, a block is taken for text."""
 
@@ -35,9 +38,21 @@ class EndOfTextError(Exception):
 class Block:
     """The text from a block's opening on, and the calls found in it."""
 
-    def __init__(self, names: frozenset[str], make_id: Callable[[], str], *, parallel: bool, num_calls: int) -> None:
-        """`names` are the offered tools' names; without `parallel` only the output's first call counts."""
+    def __init__(
+        self,
+        names: frozenset[str],
+        make_id: Callable[[], str],
+        *,
+        parallel: bool,
+        num_calls: int,
+        kinds: Kinds | None = None,
+    ) -> None:
+        """`names` are the offered tools' names; without `parallel` only the output's first call counts.
+
+        `kinds`: what is known of the schemas, kept for later blocks.
+        """
         self.names = names
+        self.kinds: Kinds = {} if kinds is None else kinds
         self.num_calls = num_calls
         self.is_final = False
         self.is_in_call = False

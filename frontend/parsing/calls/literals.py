@@ -4,6 +4,7 @@ A `Notation` says how: with Python's quotes and words, or with a model's own mar
 """
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +13,19 @@ import msgspec
 
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.rules import Rules, listed, quoted
-from penstock.frontend.parsing.calls.values import json_text, required, resolved
+from penstock.frontend.parsing.calls.values import OF_OBJECTS, json_text, required, resolved
 
 Write = Callable[[str], None]
 
 _MAX_DEPTH = 64
-_ENFORCED = frozenset(
-    {"$ref", "type", "enum", "const", "anyOf", "oneOf", "items", "properties", "required", "additionalProperties"}
-)
+_BY_TYPE = OF_OBJECTS | {"items"}
+"""Keywords that are enforced in a schema which names its types."""
+_BY_CHOICE = _BY_TYPE | {"enum", "const", "anyOf", "oneOf"}
+"""Keywords of which nothing is left to enforce in a schema that lists its values."""
 _WORD = re.compile(r"[^\s,:=(){}\[\]]{0,512}")
 _SAME_IN_JSON = frozenset('"\\/bfnrt')
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_HEX = {kind: re.compile(rf"[0-9A-Fa-f]{{0,{count}}}") for kind, count in _HEX_DIGITS.items()}
 _CONTROLS = {"a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
@@ -148,14 +152,14 @@ def _read_escape(block: Block, write: Write) -> Reading[None]:
         write("\\" + kind)
     elif kind == "'":
         write("'")
-    elif kind in ("u", "x", "U"):
-        count = {"u": 4, "x": 2, "U": 8}[kind]
-        digits = block.take(len((yield from block.peek(count))))
-        try:
-            code = int(digits, 16)
-            write(f"\\u{code:04x}" if code < 0x10000 else chr(code))
-        except (ValueError, OverflowError):
-            write("\\\\" + json_text(kind + digits)[1:-1])
+    elif kind in _HEX:
+        digits = yield from block.word(_HEX[kind])
+        # Without its digits it is no escape: models write paths, such as C:\users, with single backslashes.
+        code = int(digits, 16) if len(digits) == _HEX_DIGITS[kind] else sys.maxunicode + 1
+        if code < 0x10000:
+            write(f"\\u{code:04x}")
+        else:
+            write(chr(code) if code <= sys.maxunicode else f"\\\\{kind}{digits}")
     elif kind in _CONTROLS:
         write(_CONTROLS[kind])
     elif kind != "\n":
@@ -182,22 +186,30 @@ def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth
     """The grammar of a value; constraints that the notation has no rule for are left out."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(reference, str):
-        found_schema = resolved(schema, root)
+        target = resolved(schema, root)
+        rules.leave_out(schema, frozenset({"$ref"} if target else ()))
         return rules.recursive(
-            f"{notation.quotes} {reference}", lambda _: literal_rule(rules, found_schema, root, notation, depth)
+            f"{notation.quotes} {reference}", lambda _: literal_rule(rules, target, root, notation, depth), root
         )
     schema = schema if isinstance(schema, dict) else {}
-    rules.leave_out(schema, _ENFORCED)
-    true, false, null = notation.words
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list) and choices and not any(isinstance(choice, list | dict) for choice in choices):
+        rules.leave_out(schema, _BY_CHOICE)
         return f"({' | '.join(_choice(rules, choice, notation) for choice in choices)})"
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list) and schema[name] and depth < _MAX_DEPTH:
+            rules.leave_out(schema, frozenset({name}))
             parts = [literal_rule(rules, part, root, notation, depth + 1) for part in schema[name]]
             return f"({' | '.join(parts)})"
+    return _typed_rule(rules, schema, root, notation, depth)
+
+
+def _typed_rule(rules: Rules, schema: dict[str, Any], root: Any, notation: Notation, depth: int) -> str:
+    """The grammar of a value of the types that a schema names; of any value if it names none."""
+    true, false, null = notation.words
     said = schema.get("type")
-    kinds = said if isinstance(said, list) else [said]
+    kinds = said if isinstance(said, list) and said else [said]
+    rules.leave_out(schema, _BY_TYPE)
     found = []
     for kind in kinds:
         match kind:
@@ -217,6 +229,7 @@ def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth
             case "object" if depth < _MAX_DEPTH:
                 found.append(_object_rule(rules, schema, root, notation, depth))
             case _:
+                rules.leave_out(schema)
                 return _any_rule(rules, notation)
     return f"({' | '.join(found)})"
 
@@ -237,6 +250,7 @@ def is_open(schema: dict[str, Any]) -> bool:
 
 def _object_rule(rules: Rules, schema: dict[str, Any], root: Any, notation: Notation, depth: int) -> str:
     if is_open(schema):
+        rules.leave_out_of_open(schema)
         value = _any_rule(rules, notation)
         member = f"{_key_rule(rules, None, notation)} {value}"
         return rules.rule(f'"{{" ({member} ({quoted(_comma(notation))} {member})*)? "}}"')

@@ -11,7 +11,7 @@ answers are parsed by the same state machine.
 
 import re
 
-from penstock.frontend.parsing.calls.block import SPACE, Block, EndOfTextError, NoCallError, Reading
+from penstock.frontend.parsing.calls.block import SPACE, Block, EndOfTextError, Kinds, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.parts import Content, Part, held_suffix
 
@@ -20,12 +20,19 @@ class ToolCallParser:
     """Turns one sequence's text into content and calls. Call `feed` with the text, then `finish`."""
 
     def __init__(
-        self, tool_format: ToolFormat, schemas: Schemas, *, parallel: bool = True, is_open: bool = False
+        self,
+        tool_format: ToolFormat,
+        schemas: Schemas,
+        *,
+        parallel: bool = True,
+        is_open: bool = False,
+        kinds: Kinds | None = None,
     ) -> None:
         """`schemas` has the offered tools; without `parallel` only the first call counts.
 
-        `is_open`: the prompt ended with the mark that opens a block.
+        `is_open`: the prompt ended with the mark that opens a block. `kinds`: what is known of the schemas.
         """
+        self._kinds: Kinds = {} if kinds is None else kinds
         self._format = tool_format
         self._schemas = schemas
         self._names = frozenset(schemas)
@@ -134,7 +141,9 @@ class ToolCallParser:
     # --- a block of calls -------------------------------------------------------------------
 
     def _open(self, mark: str, shown: str | None = None) -> None:
-        block = Block(self._names, self._format.make_id, parallel=self._parallel, num_calls=self.num_calls)
+        block = Block(
+            self._names, self._format.make_id, parallel=self._parallel, num_calls=self.num_calls, kinds=self._kinds
+        )
         block.feed(self._buffer)
         block.is_final = self._is_final
         self._opening = (mark or self._buffer[0]) if shown is None else shown

@@ -39,7 +39,12 @@ class Rules:
     """A mark that is part of other marks, and may be a token of its own."""
     not_enforced: dict[str, None] = field(default_factory=dict)
     """Keywords of schemas that the grammar has no rule for, in the order in which they were found."""
+    kinds: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    """JSON types of schemas that were looked at, by id and depth: many arguments may refer to the same large one."""
+    seen: set[int] = field(default_factory=set)
+    """Ids of the schemas of which it was noted what is not enforced."""
     _names: dict[str, str] = field(default_factory=dict)
+    _owners: dict[int, Any] = field(default_factory=dict)
 
     def mark(self, mark: str) -> str:
         """A mark: as a token if it is one, else as text."""
@@ -100,8 +105,18 @@ class Rules:
         """Note the keywords that are not enforced: all except the `known` ones and those that only describe."""
         self.not_enforced.update(dict.fromkeys(sorted(schema.keys() - known - _DESCRIPTIONS)))
 
-    def recursive(self, key: str, body: Callable[[str], str]) -> str:
-        """A rule that may refer to itself; `body` makes its expression from its name, and is called once for a key."""
+    def leave_out_of_open(self, schema: dict[str, Any]) -> None:
+        """Note what is not enforced in an object whose keys its schema does not name."""
+        said = {name: schema.get(name) for name in ("additionalProperties", "required")}
+        self.leave_out({name: value for name, value in said.items() if value and value is not True})
+
+    def recursive(self, key: str, body: Callable[[str], str], owner: Any = None) -> str:
+        """A rule that may refer to itself; `body` makes its expression from its name, and is called once for a key.
+
+        Each owner has keys of its own: tools may give different definitions the same name.
+        """
+        self._owners[id(owner)] = owner  # kept, so that no other object gets its id
+        key = f"{id(owner)} {key}"
         if key not in self._names:
             self._names[key] = name = f"rule_{len(self._names)}"
             self.lines.append(f"{name}: {body(name)}")

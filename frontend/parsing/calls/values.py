@@ -6,12 +6,17 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.parsing.calls.block import Block, Reading
+from penstock.frontend.parsing.calls.block import Block, Kinds, Reading
 from penstock.frontend.parsing.calls.rules import Rules, quoted
 
 _MAX_DEPTH = 8
-_ENFORCED = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf"})
-"""Keywords that can be enforced for a text between tags; of several types it may have any."""
+_ANYTHING: dict[str, Any] = {}
+"""The schema of anything: always the same object, because schemas are told apart by their ids."""
+_PARTS = ("anyOf", "oneOf", "allOf")
+_OF_TEXTS = frozenset({"type", *_PARTS})
+"""Keywords that can be enforced for a text between tags: of several types it may have any."""
+OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
+"""Keywords that can be enforced for an object."""
 _KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
@@ -44,7 +49,7 @@ class ArgumentWriter:
 
         A string is passed on as it comes, anything else once it is complete. `kinds` overrides the schema.
         """
-        kinds = kinds_of(self._schema, key) if kinds is None else kinds
+        kinds = kinds_of(self._schema, key, self._block.kinds) if kinds is None else kinds
         self.key(key)
         if kinds == {"string"}:
             self.raw('"')
@@ -115,7 +120,7 @@ def property_schema(schema: Any, key: str) -> Any:
     if isinstance(properties, dict) and key in properties:
         return properties[key]
     more = schema.get("additionalProperties")
-    return more if isinstance(more, dict) else {}
+    return more if isinstance(more, dict) else _ANYTHING
 
 
 def required(schema: dict[str, Any]) -> set[str]:
@@ -128,7 +133,7 @@ def resolved(schema: Any, root: Any) -> dict[str, Any]:
     """The schema, or the one that it refers to within `root`; an empty object if that cannot be found."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, dict):
-            return {}
+            return _ANYTHING
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
@@ -137,16 +142,23 @@ def resolved(schema: Any, root: Any) -> dict[str, Any]:
             if name:
                 name = name.replace("~1", "/").replace("~0", "~")
                 schema = schema.get(name) if isinstance(schema, dict) else None
-    return {}
+    return _ANYTHING
 
 
-def kinds_of(schema: Any, key: str) -> frozenset[str]:
+def kinds_of(schema: Any, key: str, known: Kinds | None = None) -> frozenset[str]:
     """The JSON types that an argument may have; empty if the schema does not say."""
-    return frozenset(_kinds(property_schema(schema, key), schema, 0))
+    return frozenset(_kinds(property_schema(schema, key), schema, 0, {} if known is None else known))
 
 
-def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
+def _kinds(schema: Any, root: Any, depth: int, known: Kinds) -> set[str]:
     schema = resolved(schema, root)
+    place = id(schema), depth
+    if place not in known:
+        known[place] = _kinds_said(schema, root, depth, known)
+    return known[place]
+
+
+def _kinds_said(schema: dict[str, Any], root: Any, depth: int, known: Kinds) -> set[str]:
     said = schema.get("type")
     if isinstance(said, str | list):
         return {kind for kind in ([said] if isinstance(said, str) else said) if kind in _KINDS}
@@ -156,10 +168,10 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
         return {_kind(schema["const"])}
     found: set[str] = set()
     if depth < _MAX_DEPTH:
-        for name in ("anyOf", "oneOf", "allOf"):
+        for name in _PARTS:
             parts = schema.get(name)
             for part in parts if isinstance(parts, list) else ():
-                kinds = _kinds(part, root, depth + 1)
+                kinds = _kinds(part, root, depth + 1, known)
                 if not kinds and name != "allOf":
                     return set()
                 found |= kinds
@@ -168,19 +180,37 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     return found
 
 
+def _leave_out_of_text(rules: Rules, schema: Any, root: Any) -> None:
+    """Note what is not enforced for a text between tags, in the schema or in one that it is made of."""
+    waiting = [schema]
+    while waiting:
+        given = waiting.pop()
+        part = resolved(given, root)
+        if isinstance(given, dict) and part is not given:
+            rules.leave_out(given, frozenset({"$ref"} if part else ()))
+        if id(part) not in rules.seen:
+            rules.seen.add(id(part))
+            rules.leave_out(part, _OF_TEXTS)
+            waiting += (each for name in _PARTS if isinstance(part.get(name), list) for each in part[name])
+
+
+def _one_of(choices: list[Any]) -> str:
+    """The grammar of these values as texts."""
+    return " | ".join(quoted(value if isinstance(value, str) else json_text(value)) for value in choices)
+
+
 def _value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
     """The grammar of an argument's text and its end mark, with the text around that mark."""
-    kinds = kinds_of(schema, key)
+    kinds = kinds_of(schema, key, rules.kinds)
     said = property_schema(schema, key)
     plain = resolved(said, schema)
     closing = " ".join([*([quoted(before)] if before else []), rules.mark(end), *([quoted(then)] if then else [])])
     choices = plain.get("enum") if isinstance(plain.get("enum"), list) else None
     choices = [plain["const"]] if "const" in plain else choices
     if choices:
-        texts = [value if isinstance(value, str) else json_text(value) for value in choices]
-        return f"({' | '.join(quoted(text) for text in texts)}) {closing}"
+        return f"{rules.recursive('choices', lambda _: _one_of(choices), plain)} {closing}"
     if "string" in kinds or not kinds:
-        rules.leave_out(plain, _ENFORCED)
+        _leave_out_of_text(rules, said, schema)
         return rules.text_until(end, then, before)
     said = said if isinstance(said, dict) else {}
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -206,15 +236,17 @@ def arguments_rule(
         before: text before it.
     """
     plain = resolved(schema, schema)
+    rules.leave_out(plain, OF_OBJECTS)
     properties = plain.get("properties")
     if not isinstance(properties, dict) or not properties:
+        rules.leave_out_of_open(plain)
         if plain.get("additionalProperties") is False:
             return ""
         return f"({opening} /[A-Za-z0-9_.\\-]+/ {key_end(None)} {rules.text_until(end, then, before)})*"
     needed = required(plain)
     parts = []
     for key in properties:
-        between = key_end(kinds_of(plain, key))
-        part = f"{opening} {quoted(key)} {between} {_value_rule(rules, plain, key, end, then, before)}"
+        between = key_end(kinds_of(schema, key, rules.kinds))
+        part = f"{opening} {quoted(key)} {between} {_value_rule(rules, schema, key, end, then, before)}"
         parts.append(part if key in needed else f"({part})?")
     return " ".join(parts)

@@ -59,7 +59,7 @@ class MiniMaxM2(ToolFormat):
         if 'string="true"' in attributes:
             kinds = frozenset({"string"})
         elif 'string="false"' in attributes:
-            kinds = kinds_of(schema, key) - {"string"}
+            kinds = kinds_of(schema, key, block.kinds) - {"string"}
         yield from arguments.value(key, self._parameter_end, then=(self._parameter, self._invoke_end, end), kinds=kinds)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
@@ -108,6 +108,6 @@ class DeepSeekV32(MiniMaxM2):
         return f"{text} ({self.start_rule(rules)} {block} {text}){'*' if parallel else '?'}"
 
     def _key_end(self, kinds: frozenset[str] | None) -> str:
-        if kinds is None:
-            return sequence(quoted('" string="'), '("true" | "false")', quoted('">'))
-        return quoted(f'" string="{"true" if "string" in kinds or not kinds else "false"}">')
+        if kinds and (kinds == {"string"} or "string" not in kinds):
+            return quoted(f'" string="{"true" if "string" in kinds else "false"}">')
+        return sequence(quoted('" string="'), '("true" | "false")', quoted('">'))

@@ -7,10 +7,12 @@ from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, members, read_value, word_as_json
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
-from penstock.frontend.parsing.calls.values import ArgumentWriter, resolved
+from penstock.frontend.parsing.calls.values import OF_OBJECTS, ArgumentWriter, resolved
 from penstock.frontend.parsing.tool_formats.json_blocks import beginning_of_object, read_bare_objects
 
 _NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
+_ARGUMENT = re.compile(r"[^\s=,(){}\[\]'\"]{0,512}")
+"""An argument's name, or a number or word in its place. Schemas also have names that Python has not: `$filter`."""
 _BETWEEN = " \t\r\n,"
 
 
@@ -153,7 +155,7 @@ def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[No
         yield from block.skip(_BETWEEN)
         if (yield from block.accepts(")")):
             break
-        word = yield from block.word(_NAME)
+        word = yield from block.word(_ARGUMENT)
         yield from block.skip()
         if word and (yield from block.accepts("=")):
             arguments.key(word)
@@ -172,14 +174,17 @@ def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[No
 
 def arguments_rule(rules: Rules, function: Function) -> str:
     """The grammar of the text in a call's parentheses."""
-    schema = resolved(function.arguments, function.arguments)
+    root = function.arguments
+    schema = resolved(root, root)
+    rules.leave_out(schema, OF_OBJECTS)
     items = [
-        (f"{quoted(key + '=')} {literal_rule(rules, part, schema, PYTHON)}", is_needed)
+        (f"{quoted(key + '=')} {literal_rule(rules, part, root, PYTHON)}", is_needed)
         for key, part, is_needed in members(schema, PYTHON)
     ]
     if items or schema.get("additionalProperties") is False:
         return listed(rules, items, ", ")
-    one = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {literal_rule(rules, {}, schema, PYTHON)}'
+    rules.leave_out_of_open(schema)
+    one = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {literal_rule(rules, {}, root, PYTHON)}'
     return f'({one} (", " {one})*)?'
 
 

@@ -444,6 +444,13 @@ def test_a_long_wrong_value_is_not_sent_back(live: LiveServer) -> None:
     assert (error["param"], error["message"]) == ("role", "role must be 'both', 'prefill' or 'decode'")
 
 
+def test_a_missing_or_unknown_field_is_named(live: LiveServer) -> None:
+    error = error_of(post(live, "/engines/0/role", {}), 400)
+    assert (error["param"], error["message"]) == ("role", "role is required")
+    error = error_of(post(live, "/debug/simulate", {"configs": {"a": ""}, "sped": 2}), 400)
+    assert (error["param"], error["message"]) == ("sped", "sped is an unknown field")
+
+
 def test_a_long_unknown_field_is_not_sent_back(live: LiveServer) -> None:
     error = error_of(post(live, "/debug/simulate", {"words " * 10_000: 1}), 400)
     assert "unknown field" in error["message"]

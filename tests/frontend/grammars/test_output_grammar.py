@@ -1,6 +1,7 @@
 """What a model may write: for each tool format, what its template writes of right calls, and nothing else."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.parser import ToolCallParser
-from penstock.frontend.parsing.parser import OutputFormat, ValidTools
+from penstock.frontend.parsing.calls.values import kinds_of
+from penstock.frontend.parsing.parser import OutputFormat, ValidTools, parse_message
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseFormat
@@ -265,13 +267,17 @@ def test_tools_that_are_not_strict_bring_no_grammar(models: Models) -> None:
     assert output_grammar_of(with_form, OutputFormat(), model.tokenizer) is with_form.grammar
 
 
-def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
+def forced_calls_of(name: str, *parameters: dict[str, Any]) -> OutputFormat:
+    """The format of an output that must call one of the tools `f0`, `f1`, ... with these parameters."""
     functions = [{"name": f"f{i}", "parameters": schema, "strict": True} for i, schema in enumerate(parameters)]
     tools = [{"type": "function", "function": function} for function in functions]
     names = frozenset(str(function["name"]) for function in functions)
     valid = ValidTools(tools, names, parallel=True, tool_format=TOOL_FORMATS[name], is_forced=True)
-    output_format = OutputFormat(tools=valid, tool_format=TOOL_FORMATS[name])
-    source = output_grammar_of(request(), output_format, models.of(name).tokenizer)
+    return OutputFormat(tools=valid, tool_format=TOOL_FORMATS[name])
+
+
+def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
+    source = output_grammar_of(request(), forced_calls_of(name, *parameters), models.of(name).tokenizer)
     assert source is not None
     return "; ".join(source.warnings)
 
@@ -324,3 +330,129 @@ def test_what_cannot_be_enforced_is_told(models: Models) -> None:
     large = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 70_000}}}
     for name in NAMES:
         assert "the schema of 'f1' is not enforced" in told(name, models, PARAMETERS, large)
+
+
+def with_x(schema: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of which one, `x`, has this schema."""
+    definitions = {"Word": {"type": "string"}, "Day": {"type": "integer"}}
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    ("schema", "of_tags", "of_literals"),
+    [
+        ({"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}]}, "enum", ""),
+        ({"anyOf": [{"type": "string", "pattern": "a"}, {"type": "null"}]}, "pattern", "pattern"),
+        ({"allOf": [{"$ref": "#/$defs/Word"}, {"enum": ["a"]}]}, "enum", "allOf"),
+        ({"$ref": "#/$defs/Word", "enum": ["a"]}, "enum", "enum"),
+        ({"$ref": "#/nowhere"}, "$ref", "$ref"),
+        ({"enum": ["a", {"b": 1}]}, "", "enum"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "", "additionalProperties"),
+        ({"properties": {"a": {"type": "integer"}}}, "", "properties"),
+        ({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "", "type, required"),
+        ({"$ref": "#/$defs/Word", "description": "d"}, "", ""),
+    ],
+    ids=str,
+)
+def test_what_parts_of_a_schema_cannot_be_enforced_is_told(
+    models: Models, schema: dict[str, Any], of_tags: str, of_literals: str
+) -> None:
+    for name, keywords in (
+        ("glm", of_tags),
+        ("qwen3_coder", of_tags),
+        ("pythonic", of_literals),
+        ("gemma4", of_literals),
+    ):
+        said = told(name, models, with_x(schema))
+        assert said.partition("cannot enforce ")[2] == keywords, name
+
+
+def test_what_the_parameters_themselves_ask_for(models: Models) -> None:
+    for name in ("glm", "qwen3_coder", "pythonic", "gemma4"):
+        open_object = told(name, models, {"type": "object", "additionalProperties": {"type": "integer"}})
+        assert open_object.endswith("cannot enforce additionalProperties"), name
+        counted = told(name, models, {"type": "object", "properties": {"x": {}}, "minProperties": 1})
+        assert counted.endswith("cannot enforce minProperties"), name
+
+
+def test_definitions_of_the_same_name_in_two_tools(models: Models) -> None:
+    tools = [
+        {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": kind}}}
+        for kind in ("integer", "string")
+    ]
+    for name, call, word in (
+        ("pythonic", "[f{}(x={})]", "'a'"),
+        ("lfm2", "<|tool_call_start|>[f{}(x={})]<|tool_call_end|>", "'a'"),
+        ("gemma4", "<|tool_call>call:f{}{{x:{}}}<tool_call|>", '<|"|>a<|"|>'),
+    ):
+        form, model = forced_calls_of(name, *tools), models.of(name)
+        for number, value, is_right in ((0, "1", True), (0, word, False), (1, "1", False), (1, word, True)):
+            assert model.takes(form, call.format(number, value)) is is_right, (name, number, value)
+
+
+def test_parameters_that_are_a_reference_themselves(models: Models) -> None:
+    """Some generators of schemas put the object among the definitions, which it refers to."""
+    properties = {"x": {"$ref": "#/$defs/Day"}}
+    schema: dict[str, Any] = {"$ref": "#/$defs/All", "$defs": with_x({})["$defs"]}
+    schema["$defs"]["All"] = {"type": "object", "properties": properties, "required": ["x"]}
+    glm = "<tool_call>f0\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"
+    for name, call in (("pythonic", "[f0(x={})]"), ("glm", glm)):
+        assert models.of(name).takes(forced_calls_of(name, schema), call.format("1")), name
+        assert not models.of(name).takes(forced_calls_of(name, schema), call.format('"a"')), name
+
+
+def test_strings_that_may_be_something_else(models: Models) -> None:
+    """DeepSeek V3.2 says of each value whether it is a string, which only it knows if the schema allows both."""
+    begin, end = (
+        '<｜DSML｜invoke name="f0">\n<｜DSML｜parameter name="x" string=',
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n",
+    )
+    call = f'<｜DSML｜function_calls>\n{begin}"{{}}">{{}}{end}</｜DSML｜function_calls>'
+    model = models.of("deepseek_v32")
+    word_or_none = forced_calls_of("deepseek_v32", with_x({"type": ["string", "null"]}))
+    anything = forced_calls_of("deepseek_v32", with_x({}))
+    word = forced_calls_of("deepseek_v32", with_x({"type": "string"}))
+    for form, is_either in ((word_or_none, True), (anything, True), (word, False)):
+        assert model.takes(form, call.format("true", "null"))
+        assert model.takes(form, call.format("false", "null")) is is_either
+
+
+def test_a_schema_that_refers_to_itself_very_often() -> None:
+    schema = with_x({"$ref": "#/$defs/All"})
+    schema["$defs"]["All"] = {"allOf": [{"$ref": "#/$defs/All"}] * 100}
+    assert kinds_of(schema, "x") == frozenset()
+
+
+class Counted(list[Any]):
+    """A list that counts how often it is read."""
+
+    num_reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.num_reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("name", ["glm", "qwen3_coder", "minimax_m2", "deepseek_v32", "pythonic", "gemma4"])
+def test_a_large_definition_of_many_arguments_is_read_once(models: Models, name: str) -> None:
+    """The event loop waits while a grammar is written, so the time must not grow with arguments times definitions."""
+    for keyword, value in (("anyOf", {"type": "string"}), ("allOf", {}), ("enum", "word"), ("oneOf", {"enum": [1]})):
+        parts = Counted([value] * 50)
+        properties = {f"x{i}": {"$ref": "#/$defs/Large"} for i in range(50)}
+        schema = {"type": "object", "properties": properties, "$defs": {"Large": {keyword: parts}}}
+        source = output_grammar_of(request(), forced_calls_of(name, schema), models.of(name).tokenizer)
+        assert source is not None
+        assert parts.num_reads < 5, keyword
+        assert source.text.count("word") < 300
+
+
+@pytest.mark.parametrize("name", ["glm", "qwen3_coder", "minimax_m2", "deepseek_v32"])
+def test_a_large_definition_of_many_calls_is_read_once(name: str) -> None:
+    parts = Counted([{"type": "integer"}] * 50)
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Large"}}, "$defs": {"Large": {"anyOf": parts}}}
+    output_format = forced_calls_of(name, schema)
+    call = TOOL_FORMATS[name].example.replace("get_weather", "f0").replace("city", "x").replace("Oslo", "1")
+    for _ in range(10):
+        message = parse_message(output_format, call.replace('string="true"', 'string="false"') * 5, "stop")
+        assert [each.arguments for each in message.calls] == ['{"x": 1}'] * 5
+    assert parts.num_reads == 1

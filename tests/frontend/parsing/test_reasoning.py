@@ -97,6 +97,14 @@ def test_what_opens_reasoning() -> None:
     assert not THINK.is_opened_by("<think>hm</think>so far", "<think>hm</think>so far")
 
 
+def test_what_closes_reasoning() -> None:
+    assert THINK.is_closed_by("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not THINK.is_closed_by("<|im_start|>assistant\n")
+    assert THINK.is_closed_by("so far", "so far")
+    assert THINK.is_closed_by("<think>hm</think>so far", "<think>hm</think>so far")
+    assert not THINK.is_closed_by("<think>so far", "<think>so far")
+
+
 def test_format_of_a_template() -> None:
     assert reasoning_format_of("{{ content.split('</think>')[-1] }}") is THINK
     assert reasoning_format_of("{{ '<think></think>' }} {{ '<response>' + content }}") is THINK

@@ -15,6 +15,7 @@ from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 NAMES = ("f", "get_weather", "search")
 SCHEMAS: dict[str, Any] = {name: {} for name in NAMES}
 HERMES, LLAMA3_JSON, MISTRAL, GENERIC = (TOOL_FORMATS[n] for n in ("hermes", "llama3_json", "mistral", "generic"))
+PYTHONIC = TOOL_FORMATS["pythonic"]
 NUM_CASES = 500
 
 Message = tuple[str, list[tuple[str, str]]]
@@ -224,6 +225,11 @@ OSLO = ("get_weather", '{"city": "Oslo"}')
         (GENERIC, f"[{WEATHER}]", ("", [OSLO])),
         (GENERIC, f'[{{"type": "function", "function": {WEATHER}}}]', ("", [("get_weather", '{"city":"Oslo"}')])),
         (GENERIC, f"[TOOL_CALLS][{WEATHER}]", ("", [OSLO])),
+        (PYTHONIC, r"[f(a='\x41\u0042\U00000043\U0001F600')]", ("", [("f", r'{"a": "\u0041\u0042\u0043😀"}')])),
+        (PYTHONIC, "[f($filter='x', é-1=[1])]", ("", [("f", '{"$filter": "x", "é-1": [1]}')])),
+        (PYTHONIC, r"[f(a='\x-1')]", ("", [("f", r'{"a": "\\x-1"}')])),
+        (PYTHONIC, r"[f(a='C:\u', b=1)]", ("", [("f", r'{"a": "C:\\u", "b": 1}')])),
+        (PYTHONIC, r"[f(a='\U99999999')]", ("", [("f", r'{"a": "\\U99999999"}')])),
     ],
 )  # fmt: skip
 def test_case(tool_format: ToolFormat, text: str, expected: Message) -> None:

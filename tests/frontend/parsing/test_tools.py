@@ -361,6 +361,16 @@ def test_reasoning_before_a_form(client: openai.OpenAI, live: LiveServer) -> Non
     assert (found["reasoning"], found["content"]) == ("Let me see.", '{"answer": 1}')
 
 
+def test_a_form_after_reasoning_that_is_continued(live: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"answer": {}}}}}
+    live.says(' me see.\n</think>\n\n{"answer": 1}')
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<think>\nLet"}]
+    answer = chat(live, messages=messages, response_format=form, continue_final_message=True).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("me see.", '{"answer": 1}')
+    assert "think" in live.scheduler.added[-1].sampling.grammar, "the model may first end its reasoning"
+
+
 def test_a_schema_that_cannot_be_enforced_is_told(live: LiveServer) -> None:
     for schema in (
         ENDLESS["function"]["parameters"],
