@@ -357,13 +357,11 @@ class Engine:
             self._tell(owner, deltas)
         self._changed()
 
-    def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
+    def on_expert_tokens(self, rank: WorkerHello, message: ExpertTokens) -> None:
         """Experts on a rank have computed tokens."""
         if self._experts is None:
-            hello = self.workers.hello
-            assert hello is not None
-            self._experts = ExpertCounts(hello.num_ranks // hello.num_stages)
-        self._experts.add(rank, message, monotonic())
+            self._experts = ExpertCounts(rank.num_ranks // rank.num_stages)
+        self._experts.add(rank.rank, message, monotonic())
         self._changed()
 
     # --- steps ------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Listener(Protocol):
     def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
         """The rank that answers has moved pages between host and disk, or lists what the disk has."""
 
-    def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
-        """A rank reports what its experts have computed."""
+    def on_expert_tokens(self, rank: WorkerHello, message: ExpertTokens) -> None:
+        """A rank reports what its experts have computed, perhaps while others are still missing."""
 
     def on_received(self, message: KVReceived) -> None:
         """All ranks have filled pages from another engine, or no longer write to them."""
@@ -208,7 +208,7 @@ class WorkerGroup:
             case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
                 self._listener.on_disk(message)
             case ExpertTokens():
-                self._listener.on_expert_tokens(hello.rank, message)
+                self._listener.on_expert_tokens(hello, message)
             case KVReceived() if self.is_ready:
                 answers = self._receiving.setdefault(message.handover_id, [])
                 answers.append(message)

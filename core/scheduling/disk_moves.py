@@ -26,6 +26,7 @@ from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.kv.page_pool import MISSING, CacheNode
 from penstock.core.kv.tiers import Tiers
+from penstock.core.scheduling.step_record import DISK
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.prefill_pace import PrefillPace
@@ -209,7 +210,7 @@ class DiskMoves:
             return True
         patience = max(_LEAST_PATIENCE, computed_us / 1e6) if computed_us else _PATIENCE_UNKNOWN
         self._load(lacking, request, Fetch(held, self._kv.now + patience))
-        self._waiting.hold(request)
+        self._waiting.hold(request, DISK)
         return False
 
     def _found(self, seq: Sequence, start: Start) -> tuple[int, list[bytes]]:

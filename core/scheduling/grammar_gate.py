@@ -16,6 +16,7 @@ the grammar was the cause.
 
 from collections import deque
 
+from penstock.core.scheduling.step_record import GRAMMAR
 from penstock.core.sequences.sequence import Request
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
@@ -84,7 +85,7 @@ class GrammarGate:
             is_suspected = sampling.grammar in self._suspected
             if (self._live and not has_room) or (is_suspected and self.trial is not None):
                 self._no_room.append(request)
-                self._waiting.hold(request)
+                self._waiting.hold(request, GRAMMAR)
                 return False
             live = self._add(sampling.grammar, num_bytes)
             if is_suspected:
@@ -92,7 +93,7 @@ class GrammarGate:
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
-            self._waiting.hold(request)
+            self._waiting.hold(request, GRAMMAR)
         return live.is_ready
 
     def is_suspected(self, text: str) -> bool:

@@ -16,6 +16,7 @@ planned (`trial`). If the worker dies again, with nothing else to do, the image 
 
 from collections import OrderedDict, deque
 
+from penstock.core.scheduling.step_record import IMAGE
 from penstock.core.sequences.intake import Refusal, WorkerLimits, check_images
 from penstock.core.sequences.sequence import Request
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -84,9 +85,8 @@ class ImageGate:
         needed = [image for image in request.images if image.start + image.length > num_tokens]
         found = [live for image in needed if (live := self._live.get(image.key)) is not None and live.is_ready]
         if len(found) < len(needed):
-            self._waiting.hold(request)
+            self._waiting.hold(request, IMAGE)
             self._asking[request] = needed
-            request.awaits_images = True
             self._lines.setdefault(request.tenant, deque()).append(request)
             self.advance()
             return False
@@ -127,7 +127,7 @@ class ImageGate:
         self._num_encoded += 1
         for request in reversed(live.users):  # each goes to the head of its line
             if request in self._asking and all(self._is_ready(image) for image in self._asking[request]):
-                self._end_asking(request)
+                del self._asking[request]
                 self._waiting.release(request)
         self.advance()
         return []
@@ -140,7 +140,7 @@ class ImageGate:
     def leave(self, request: Request) -> None:
         """A request has ended or is paused: it no longer needs its images."""
         if request in self._asking:
-            self._end_asking(request)
+            del self._asking[request]
             line = self._lines.get(request.tenant)
             if line is not None and request in line:
                 line.remove(request)
@@ -189,7 +189,6 @@ class ImageGate:
                 self._suspected.add(unready.key)
         for request in (*self._asking, *(user for live in self._live.values() for user in live.users)):
             request.embedding_ids = {}
-            request.awaits_images = False
         self.trial = None
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
@@ -239,13 +238,9 @@ class ImageGate:
         if is_suspected:
             self.trial = next(self._live[key] for key in missing)
         if all(map(self._is_ready, needed)):
-            self._end_asking(request)
+            del self._asking[request]
             self._waiting.release(request)
         return True
-
-    def _end_asking(self, request: Request) -> None:
-        del self._asking[request]
-        request.awaits_images = False
 
     def _make_room(self, num_bytes: int, kept: set[bytes]) -> bool:
         lacking = self.num_bytes + num_bytes - self._max_bytes

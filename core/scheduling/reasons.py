@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.core.scheduling.rows.running import Admissions
 from penstock.core.scheduling.step_record import (
     DISK,
-    GRAMMAR,
-    IMAGE,
     IN_LINE,
     JUST_CAME,
     ON_TRIAL,
@@ -74,16 +72,14 @@ class Reasons:
         return found
 
     def _aside(self, request: Request) -> str:
-        waiting = self._scheduler.waiting
-        if waiting.is_held(request):
-            if request.awaits_images:
-                return IMAGE
-            disk = self._scheduler.disk
-            handovers = self._scheduler.handovers
-            if handovers is not None and (awaited := handovers.arrivals.awaited(request)):
-                return f"{PREFILL}: {awaited}"
-            num_pages, seconds = (0, 0.0) if disk is None else disk.awaited(request)
-            return f"{DISK}: {_count(num_pages, 'page')}, for at most {_shown(seconds * 1e6)}" if num_pages else GRAMMAR
+        disk, handovers = self._scheduler.disk, self._scheduler.handovers
+        if why := self._scheduler.waiting.held().get(request):
+            if why == PREFILL and handovers is not None:
+                return f"{why}: {handovers.arrivals.awaited(request)}"
+            if why == DISK and disk is not None:
+                num_pages, seconds = disk.awaited(request)
+                return f"{why}: {_count(num_pages, 'page')}, for at most {_shown(seconds * 1e6)}"
+            return why
         if not request.is_parked:
             return ""
         if not request.running:

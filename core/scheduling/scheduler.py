@@ -456,7 +456,11 @@ class Scheduler:
         """Let waiting sequences enter rows, and note why the next one does not."""
         if self.levels is not None and self.running.num_free_rows:
             self.levels.check_head(now, self.running.num_left)
-        self._blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._launches.is_stalled)
+        admit, is_stalled, handovers = self._admissions.admit, self._launches.is_stalled, self.handovers
+        self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
+        lacks_pages = self._blocked_by == "no free pages"
+        if lacks_pages and handovers is not None and handovers.make_way(is_idle=not len(self.running)):
+            self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
         if self.levels is not None:
             for admission in admitted:
                 self.levels.admitted(self.requests[admission.request_id], now)

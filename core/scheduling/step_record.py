@@ -3,6 +3,8 @@
 A sequence is named by its request id and its index.
 """
 
+from collections import Counter
+
 from msgspec import Struct
 
 from penstock.core.kv.host_tier import HostTier
@@ -89,20 +91,16 @@ def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
     head = waiting.head()
     parked = waiting.parked()
     num_parked = sum(len(request.waiting) for request in parked)
-    at_gate = [len(request.waiting) for request in waiting.held() if request.awaits_images]
-    others = [request for request in waiting.held() if not request.awaits_images]
-    held = [(len(request.waiting), request.sampling.grammar, request.prefill_at) for request in others]
-    num_held = sum(count for count, _, _ in held) + sum(at_gate)
+    held = Counter[str]()
+    for request, why in waiting.held().items():
+        held[why] += len(request.waiting)
     num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
     reasons = {
         SIBLING: num_after_siblings,
         ON_TRIAL: num_parked - num_after_siblings,
-        PREFILL: sum(count for count, _, elsewhere in held if elsewhere),
-        IMAGE: sum(at_gate),
-        GRAMMAR: sum(count for count, grammar, elsewhere in held if grammar and not elsewhere),
-        DISK: sum(count for count, grammar, elsewhere in held if not grammar and not elsewhere),
+        **held,
         blocked_by or JUST_CAME: int(head is not None),
-        IN_LINE: waiting.num_seqs - num_parked - num_held - (head is not None),
+        IN_LINE: waiting.num_seqs - num_parked - held.total() - (head is not None),
     }
     return {reason: count for reason, count in reasons.items() if count}
 

@@ -54,7 +54,6 @@ class Request:
 
     __slots__ = (
         "arrived",
-        "awaits_images",
         "base_level",
         "cache_salt",
         "deadline",
@@ -108,7 +107,6 @@ class Request:
         self.namespace: Hashable = message.cache_salt
         self.images = message.images
         self.marks: dict[int, bytes] | None = None  # of its pages with images, if any
-        self.awaits_images = False  # held until they are embedded
         self.embedding_ids: dict[bytes, int] = {}  # by image key, for the images still needed
         self.prefill_at = () if message.images else message.prefill_at  # engines that may compute the prompt
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)

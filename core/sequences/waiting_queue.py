@@ -153,7 +153,7 @@ class WaitingQueue:
         self._level_ids: list[Key] = []  # sorted
         self._returning: list[tuple[Key, int, Sequence]] = []  # heap: level, turn
         self._parked: dict[Request, None] = {}
-        self._held: dict[Request, None] = {}  # like parked, but `release` ends it
+        self._held: dict[Request, str] = {}  # like parked, but `release` ends it; with the reason
         self._paused: dict[Request, None] = {}
         self._counts: dict[str, _Count] = {}  # by tenant
         self._num_turns = 0
@@ -248,10 +248,13 @@ class WaitingQueue:
         self._leave_side(request)
         self._line_up(request)
 
-    def hold(self, request: Request) -> None:
-        """Set a request aside until `release`; unlike a parked one, it is not examined in between."""
+    def hold(self, request: Request, why: str) -> None:
+        """Set a request aside until `release`; unlike a parked one, it is not examined in between.
+
+        `why`: a kind of reason (`core/scheduling/step_record.py`).
+        """
         self._set_aside(request)
-        self._held[request] = None
+        self._held[request] = why
 
     def release(self, request: Request) -> bool:
         """Queue a held request again, at the head of its line. Returns whether it was held."""
@@ -269,9 +272,9 @@ class WaitingQueue:
     def is_held(self, request: Request) -> bool:
         return request in self._held
 
-    def held(self) -> list[Request]:
-        """Return the requests that wait to be released."""
-        return list(self._held)
+    def held(self) -> Mapping[Request, str]:
+        """Return the requests that wait to be released, each with the reason."""
+        return self._held
 
     def pause(self, request: Request) -> None:
         """Set aside, until `resume`, a request that has no running sequence."""
@@ -351,7 +354,7 @@ class WaitingQueue:
             found.update(dict.fromkeys(lines.requests()))
         found.update((entry[2].request, None) for entry in self._returning if _is_due(entry))
         found.update(self._parked)
-        found.update(self._held)
+        found.update(dict.fromkeys(self._held))
         found.update(self._paused)
         return iter(found)
 

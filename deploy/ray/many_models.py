@@ -68,7 +68,7 @@ class ManyModels:
         """The application for the model in the body, and a `receive` that repeats the messages."""
         most = max(service.max_body_bytes for service in self._services)
         came: list[Message] = []
-        body = b""
+        body = bytearray()  # bytes would be copied as a whole for each message
         while len(body) <= most:
             came.append(message := await receive())
             body += message.get("body", b"")

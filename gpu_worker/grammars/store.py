@@ -93,6 +93,7 @@ class GrammarStore:
         self._checkpoint = checkpoint
         self._vocabulary: LLTokenizer | None = None
         self._live: dict[int, str] = {}  # texts by id
+        self._wanted: set[int] = set()  # ids of the grammars that are being prepared and were not dropped meanwhile
         self._known: OrderedDict[str, Prototype] = OrderedDict()  # least recently requested first
         self._work: SimpleQueue[tuple[int, PrepareGrammar]] = SimpleQueue()
         self._made: SimpleQueue[_Made] = SimpleQueue()
@@ -112,6 +113,7 @@ class GrammarStore:
         """Forget all grammars in use, and do not answer earlier requests."""
         self._epoch += 1
         self._live.clear()
+        self._wanted.clear()
         self._prepared.clear()
         self.is_preparing = self._num_pending > 0
         self._forget_idle()
@@ -130,11 +132,13 @@ class GrammarStore:
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
             self._thread.start()
         self._num_pending += 1
+        self._wanted.add(message.grammar_id)
         self._work.put((self._epoch, message))
 
     def drop(self, grammar_id: int) -> None:
-        """Note that no row will use this grammar any more."""
+        """Note that no row will use this grammar any more, even if it is still being prepared."""
         self._live.pop(grammar_id, None)
+        self._wanted.discard(grammar_id)
         self._forget_idle()
 
     def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
@@ -149,8 +153,9 @@ class GrammarStore:
                 self._known[made.text] = made.prototype
                 self._known.move_to_end(made.text)
             if made.epoch == self._epoch:
-                if made.prototype is not None:
+                if made.prototype is not None and made.grammar_id in self._wanted:
                     self._live[made.grammar_id] = made.text
+                self._wanted.discard(made.grammar_id)
                 self._prepared.append(GrammarPrepared(made.grammar_id, made.error))
             self._forget_idle()
         prepared, self._prepared = self._prepared, []
@@ -178,7 +183,9 @@ class GrammarStore:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
         while True:
             epoch, message = self._work.get()
-            prototype, error = self._make(message)
+            # Requests that left before their turn must not hold up the grammars of others.
+            is_wanted = epoch == self._epoch and message.grammar_id in self._wanted
+            prototype, error = self._make(message) if is_wanted else (None, "")
             self._made.put(_Made(epoch, message.grammar_id, message.grammar, prototype, error))
 
     def _make(self, message: PrepareGrammar) -> tuple[Prototype | None, str]:

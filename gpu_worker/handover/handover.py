@@ -83,10 +83,12 @@ class Handover:
     def begin_step(self, step_id: int) -> None:
         """Note that a step is about to be launched."""
         self._offers.begin_step(step_id)
+        self._receiver.begin_step(step_id)
 
     def end_step(self, step_id: int) -> None:
         """Note that a step has been computed."""
         self._offers.end_step(step_id)
+        self._receiver.end_step(step_id)
 
     def begin(self) -> None:
         """The scheduler starts afresh: withdraw all offers, and write nothing more for its earlier orders."""

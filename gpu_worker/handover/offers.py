@@ -133,7 +133,9 @@ class Offers:
     def clear(self) -> None:
         """The scheduler starts afresh: withdraw all offers."""
         with self._lock:
-            self._handovers.clear()
+            # Readers do not wait for our scheduler: one may follow a handover that the new one is about to offer.
+            followed = {name: each for name, each in self._handovers.items() if each.reader and not each.offers}
+            self._handovers = followed
             self._step_id = -1
 
     def close(self) -> None:
@@ -200,6 +202,8 @@ class Offers:
                 return
             except (MalformedMessage, ValueError):
                 continue
+            except Exception:  # the thread must go on: others wait for its answers
+                log.exception("a reader of KV pages cannot be answered")
 
     def _on_message(self, reader: bytes, message: FromReader) -> None:
         match message:

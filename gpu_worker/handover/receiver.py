@@ -100,6 +100,8 @@ class Receiver:
         self._failed: tuple[str, ...] = ()
         self._place = place
         self._codec: Codec[ToReader] = Codec(ToReader)
+        self._held: deque[tuple[int, ReceiveKV | StopReceivingKV]] = deque()  # each with the step that it waits for
+        self._begun, self._ended = -1, -1  # the latest steps; these and `_held` are the main thread's own
         self._lock = threading.Lock()  # guards all fields below, and each write to the pool
         self._orders: deque[ReceiveKV | StopReceivingKV] = deque()
         self._receipts: dict[str, _Receipt] = {}
@@ -121,11 +123,28 @@ class Receiver:
         return self._num_due > 0
 
     def order(self, message: ReceiveKV | StopReceivingKV) -> None:
-        """Begin or end a handover, as the scheduler has decided."""
-        with self._lock:
-            self._orders.append(message)
-            self._num_due += isinstance(message, ReceiveKV)
-        self._wake()
+        """Begin or end a handover, as the scheduler has decided.
+
+        The steps that a device still computes may use the pages for the sequence that had them before.
+        """
+        self._held.append((self._begun, message))
+        self._num_due += isinstance(message, ReceiveKV)
+        self._release()
+
+    def begin_step(self, step_id: int) -> None:
+        """Note that a step is about to be launched."""
+        self._begun = step_id
+
+    def end_step(self, step_id: int) -> None:
+        """Note that a step has been computed."""
+        self._ended = step_id
+        self._release()
+
+    def _release(self) -> None:
+        while self._held and self._held[0][0] <= self._ended:
+            with self._lock:
+                self._orders.append(self._held.popleft()[1])
+            self._wake()
 
     def take_done(self) -> list[KVReceived]:
         """Return the answers that have become ready."""
@@ -137,6 +156,8 @@ class Receiver:
 
     def clear(self) -> None:
         """The scheduler starts afresh: after this, nothing is written for its earlier orders."""
+        self._held.clear()
+        self._begun = self._ended = -1
         with self._lock:
             self._orders.clear()
             self._receipts.clear()

@@ -16,6 +16,7 @@ class ExpertCounts:
         self._held = held
         self._ids = {layer: its.ids() for layer, its in held.items()}
         self._told = {layer: [0] * len(ids) for layer, ids in self._ids.items()}
+        self.take()  # the made-up tokens of measurements and of the warm-up are nobody's load
 
     def take(self) -> ExpertTokens | None:
         """The counts of all layers since the last call; None if there are none. Waits for the device."""

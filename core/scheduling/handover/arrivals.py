@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
+from penstock.core.scheduling.step_record import PREFILL
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import pack_int32
@@ -128,7 +129,7 @@ class Arrivals:
 
     __slots__ = (
         "_arrivals", "_by_id", "_connecting", "_ending", "_kv", "_least", "_messages", "_namespace",
-        "_totals", "_unit", "_waiting", "orders", "peers",
+        "_totals", "_unit", "_unpinned", "_waiting", "orders", "peers",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +161,7 @@ class Arrivals:
         self._arrivals: dict[Request, Arrival] = {}
         self._by_id: dict[str, Arrival] = {}  # arrivals that are not there yet
         self._ending: dict[str, Arrival] = {}  # given up; the worker may still write to their pages
+        self._unpinned: dict[Request, list[Arrival]] = {}  # without pages; what they cost is not billed yet
         self._connecting: dict[Request, float] = {}  # until when each waits
         self._messages: list[ReceiveKV | StopReceivingKV] = []
 
@@ -173,7 +175,7 @@ class Arrivals:
         arrival = self._arrivals.get(request)
         if arrival is not None:
             if not arrival.is_there:  # other holders release all that is held
-                self._waiting.hold(request)
+                self._waiting.hold(request, PREFILL)
             return arrival.is_there
         if self._kv.tiers is not None and seq in self._kv.tiers.swapped:
             return True
@@ -195,13 +197,14 @@ class Arrivals:
             self._connecting.pop(request, None)
             request.prefill_at = ()
             return False
-        self._waiting.hold(request)
+        self._waiting.hold(request, PREFILL)
         return True
 
     def _begin(self, seq: Sequence, start: Start, num_tokens: int, address: str, room_for: RoomFor) -> bool:
         """Take pages and have them filled; False if there are not enough."""
         kv, request = self._kv, seq.request
         num_of_windows = sum(num_tokens // group.page_size - group.first_needed(num_tokens) for group in kv.windows)
+        num_of_windows += sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)  # from the host
         num_pages = num_tokens // kv.page_size - len(start.page_ids)
         needed, available = room_for(seq, start)
         if available < max(needed, num_pages + num_of_windows):
@@ -225,7 +228,7 @@ class Arrivals:
         arrival.num_pages = len(pages)
         arrival.handover_id = next(_names)
         self._arrivals[request] = self._by_id[arrival.handover_id] = arrival
-        self._waiting.hold(request)
+        self._waiting.hold(request, PREFILL)
         sources = self.peers[address]
         assert sources is not None, "it is ready"
         columns = pack_int32(number for page in pages for number in page)
@@ -303,14 +306,26 @@ class Arrivals:
     def leave(self, request: Request) -> None:
         """A request has got a row, is paused, or has ended: it waits for nothing."""
         self._connecting.pop(request, None)
+        self._unpinned.pop(request, None)
         arrival = self._arrivals.get(request)
         if arrival is not None:
             self._drop(arrival)
 
-    def unpin(self) -> None:
-        """The head of the queue lacks pages: let arrived pages be evicted like any others in the prefix cache."""
-        for arrival in [each for each in self._arrivals.values() if each.is_there]:
+    def unpin(self) -> bool:
+        """The head of the queue lacks pages: let arrived pages be evicted like any others in the prefix cache.
+
+        Returns whether there were any.
+        """
+        there = [each for each in self._arrivals.values() if each.is_there]
+        for arrival in there:
             self._drop(arrival)
+            self._unpinned.setdefault(arrival.request, []).append(arrival)
+        return bool(there)
+
+    def give_up_one(self) -> None:
+        """Other engines' prompts need the pages of the latest arrival, unless those of another one come free anyway."""
+        if self._by_id and not self._ending:
+            self._fail(next(reversed(self._by_id.values())))
 
     def abandon(self) -> None:
         """The worker is gone, and all pages with it: only tell the prefill engines, and release the requests."""
@@ -375,14 +390,16 @@ class Arrivals:
 
         Returns how many of these tokens came from a prefix cache, here or there.
         """
-        arrival = self._arrivals.get(seq.request)
-        if arrival is None:
-            self._connecting.pop(seq.request, None)
-            return num_tokens
-        if seq.account is not None and arrival.is_there:
-            seq.account.num_us += arrival.device_us
-        self._drop(arrival)
-        return min(num_tokens, arrival.num_cached_tokens)
+        request = seq.request
+        arrivals = self._unpinned.get(request, [])
+        if (last := self._arrivals.get(request)) is not None:
+            arrivals = [*arrivals, last]
+        self.leave(request)
+        for arrival in arrivals:
+            if seq.account is not None and arrival.is_there:
+                seq.account.num_us += arrival.device_us
+            num_tokens = min(num_tokens, arrival.num_cached_tokens)
+        return num_tokens
 
     @property
     def num_waiting(self) -> int:

@@ -39,6 +39,17 @@ class Handovers:
         self.arrivals.expire()
         return self.departures.take_broken()
 
+    def make_way(self, *, is_idle: bool) -> bool:
+        """The next request lacks pages. Returns whether it may have more now. `is_idle`: nothing runs.
+
+        Pages that arrived since it began to wait count too: if nothing runs, nothing else would end its wait.
+        """
+        if self.arrivals.unpin():
+            return True
+        if is_idle and self.departures.unfinished():  # two engines whose roles change could wait for each other
+            self.arrivals.give_up_one()
+        return False
+
     def planned(self, chunks: Iterable[Chunk], step_id: int) -> None:
         """A plan has these chunks: offer the pages that they complete."""
         self.departures.offer(chunks, step_id)

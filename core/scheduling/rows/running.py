@@ -452,8 +452,6 @@ class Admissions:
             if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
                 continue
             if not self._enter(seq, start, builder):
-                if self._arrivals is not None:
-                    self._arrivals.unpin()
                 return "no free pages"
             what = seq.num_tokens, start.num_tokens, start.is_fork, len(start.hit.host_page_ids)
             admitted.append(Admission(seq.request_id, seq.sequence_idx, seq.row, *what))

@@ -19,9 +19,11 @@ from penstock.ipc.messages import (
     AddRequest,
     EngineReady,
     EngineStats,
+    ExpertTokens,
     FrontendHello,
     GrammarPrepared,
     Heartbeat,
+    LayerTokens,
     PrepareGrammar,
     Refused,
     SayHello,
@@ -363,3 +365,15 @@ async def test_what_ranks_say_of_themselves_is_added_up(group: Group) -> None:
 
 def test_a_hello_says_of_how_many() -> None:
     assert WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32).num_ranks == 1
+
+
+async def test_a_rank_may_tell_of_its_experts_before_the_others_are_there(group: Group) -> None:
+    """After a scheduler's restart, an idle rank tells what it computed last, while another one is left in a step."""
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    first = Rank(group, 0, 100)
+    first.channel.send(ExpertTokens((LayerTokens(0, 2, {1: 5}),)))
+    await group.until(lambda: errors or group.engine._experts is not None)
+    assert not errors
+    assert group.engine._experts is not None
+    assert group.engine._experts.tokens_of_ranks == {"0": 5}

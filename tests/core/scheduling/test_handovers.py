@@ -277,7 +277,7 @@ class Pair:
 
 def trace(seed: int, *, with_deaths: bool = True) -> Pair:
     rng = Random(seed)
-    kind = window_limits if seed % 3 == 2 else with_host(random_limits) if seed % 3 == 1 else random_limits
+    kind = (random_limits, with_host(random_limits), window_limits, with_host(window_limits))[seed % 4]
     of_decode = replace(kind(rng), hands_over=True)
     of_prefill = replace(
         of_decode,
@@ -462,3 +462,85 @@ def test_decode_engines_do_not_use_the_same_names() -> None:
     other = module_from_spec(spec)  # as in another process
     spec.loader.exec_module(other)
     assert next(arrivals._names).rpartition("-")[0] != next(other._names).rpartition("-")[0]
+
+
+def test_room_is_made_for_pages_from_the_host_too() -> None:
+    """Pages of a window are copied from there before it is found that the new prompt leaves them behind."""
+    made = make_limits(20, 4, windows=[(4, 8)], num_host_pages=40, hands_over=True)
+    pair = Pair(made, made, Random(1))
+    pair.connect()
+    prompt = list(range(20))
+    assert pair.decode.add(make_request("a", prompt, 1)) is None
+    pair.finish()
+    kv = pair.decode.scheduler.kv
+    assert kv.reserve(kv.num_available), "all that is cached goes to the host"
+    assert pair.decode.add(make_request("b", list(range(50, 74)), 1)) is None
+    pair.finish()
+    longer = make_request("c", [*prompt, *range(100, 132)], 1)
+    assert pair.decode.add(msgspec.structs.replace(longer, prefill_at=(AT,))) is None
+    pair.finish()
+    assert of(pair.decode).stats().num_received == 1
+    assert pair.decode.outputs["c", 0] == solo_run([*prompt, *range(100, 132)], longer.sampling, 0, made)
+
+
+def test_a_prompt_that_came_is_billed_even_if_its_pages_were_given_up() -> None:
+    made = make_limits(64, 4, max_num_seqs=1, hands_over=True)
+    pair = Pair(made, made, Random(1))
+    pair.connect()
+    ours = of(pair.decode).arrivals
+    assert pair.decode.add(msgspec.structs.replace(make_request("a", list(range(30)), 5), prefill_at=(AT,))) is None
+    pair.decode.schedule()
+    assert pair.decode.add(make_request("other", [1, 2, 3], 100)) is None
+    while not any(each.is_there for each in ours.holders()):
+        pair.turn()
+    [arrival] = ours.holders()
+    arrival.device_us = 5e6
+    ours.unpin()
+    check_invariants(pair.decode.scheduler)
+    assert not ours.holders()
+    pair.finish()
+    assert pair.decode.num_cached["a", 0] == 0, "its pages were still here, but the other engine had computed them"
+    assert pair.decode.bills["a", 0].device_us >= 5e6
+
+
+def test_pages_that_come_while_the_next_one_lacks_pages_are_not_kept_from_it() -> None:
+    """If nothing runs, nothing else would end its wait."""
+    pair = pair_of(num_pages=17)
+    prompt, large = list(range(33)), make_request("large", list(range(500, 530)), 20)
+    assert pair.decode.add(msgspec.structs.replace(make_request("a", prompt, 5), prefill_at=(AT,))) is None
+    pair.decode.schedule()
+    assert pair.decode.add(large) is None
+    for _ in range(20):
+        pair.decode.schedule()
+        if pair.decode.plans:
+            pair.decode.execute()
+            pair.decode.process()
+    [seq] = pair.decode.scheduler.requests["large"].waiting
+    assert not seq.is_new, "it has lost its row"
+    pair.finish()
+    for request in (large, make_request("a", prompt, 5)):
+        expected = solo_run(unpack_int32(request.prompt_token_ids).tolist(), request.sampling, 0, pair.decode.limits)
+        assert pair.decode.outputs[request.request_id, 0] == expected
+
+
+def test_an_engine_that_computes_for_others_does_not_wait_for_them_without_an_end() -> None:
+    """It has got another role while others compute for it: two engines could wait for each other's pages."""
+    driver = Driver(make_limits(17, 4, hands_over=True), peers={AT: SOURCES}, min_prefill_tokens=4)
+    for number in range(2):
+        prompt = range(100 * number, 100 * number + 33)
+        assert driver.add(msgspec.structs.replace(make_request(f"{number}", prompt, 2), prefill_at=(AT,))) is None
+    driver.schedule()
+    ours = of(driver).arrivals
+    assert [type(each) for each in ours.take_messages()] == [ReceiveKV, ReceiveKV]
+    assert driver.scheduler.kv.num_available == 1
+    assert driver.add(msgspec.structs.replace(make_request("theirs", range(500, 540), 1), handover_from=0)) is None
+    stopped: list[str] = []
+    for _ in range(4):
+        driver.schedule()
+        for message in ours.take_messages():
+            assert isinstance(message, StopReceivingKV)
+            stopped.append(message.handover_id)
+            ours.received(KVReceived(message.handover_id, error="it is not wanted any more"))
+            check_invariants(driver.scheduler)
+    assert len(stopped) == 1, "no more than necessary"
+    assert driver.plans, "something is computed"

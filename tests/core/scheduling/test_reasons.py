@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.scheduling.reasons import late_reasons, list_requests
-from penstock.ipc.messages import ListRequests, RequestList
+from penstock.core.scheduling.step_record import GRAMMAR, PREFILL
+from penstock.ipc.messages import KVSource, ListRequests, RequestList
 from tests.core.driver import Driver, make_limits, make_request
 
 
@@ -110,6 +112,20 @@ def test_those_aside() -> None:
         "token budget: 14 of 16 used by 0 decodes and 1 prompt, with --max-prefill-ms 250",
         "sibling's prompt: 16 of 30 tokens computed",
     )
+
+
+def test_each_is_counted_by_what_it_is_held_for() -> None:
+    """Not by what it may wait for later: its prompt may go to another engine, and it has a grammar."""
+    peers = {"here": (KVSource("nowhere", (), (), {}),)}
+    driver = Driver(make_limits(hands_over=True), peers=peers, min_prefill_tokens=4)
+    driver.add(replace(make_request("first", range(30), 4, grammar="g"), prefill_at=("here",)))
+    driver.schedule()
+    assert reasons(driver) == {"first": GRAMMAR}
+    assert driver.scheduler.reasons().counts() == {GRAMMAR: 1}
+    driver.prepare()
+    driver.schedule()
+    assert reasons(driver) == {"first": f"{PREFILL}: 28 tokens that a prefill engine computes"}
+    assert driver.scheduler.reasons().counts() == driver.scheduler.stats().waiting_reasons == {PREFILL: 1}
 
 
 def test_suspects_tell_how_many_they_are() -> None:

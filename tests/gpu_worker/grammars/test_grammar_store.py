@@ -2,11 +2,13 @@
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from penstock.core.checkpoint import grammar_tokens as grammar_config
@@ -63,6 +65,33 @@ def test_a_slow_grammar_holds_up_nobody(folder: Path, monkeypatch: pytest.Monkey
     store.drop(1)
     go_on.set()
     assert store.take_prepared(wait=True) == [GrammarPrepared(1), GrammarPrepared(2)]
+    assert store.get(2) is not None
+
+
+def test_what_is_dropped_before_it_is_ready_is_not_in_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that leave while their grammars are prepared neither fill the memory nor hold up the others'."""
+    go_on = threading.Event()
+    texts: list[str] = []
+
+    def make(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+        texts.append(text)
+        go_on.wait(30)
+        return grammar_config.make_matcher(vocabulary, text)
+
+    monkeypatch.setattr(grammar_store, "make_matcher", make)
+    monkeypatch.setattr(grammar_store, "MAX_IDLE", 0)
+    store = GrammarStore(open_checkpoint(folder))
+    for i in range(4):
+        store.prepare(PrepareGrammar(i, regex(folder, f"a{i}")))
+    while not texts:
+        time.sleep(0.001)
+    for i in range(3):
+        store.drop(i)
+    go_on.set()
+    assert store.take_prepared(wait=True) == [GrammarPrepared(i) for i in range(4)]
+    assert [i for i in range(4) if store.get(i) is not None] == [3]
+    assert store.num_known == 1
+    assert texts == [regex(folder, "a0"), regex(folder, "a3")], "what had begun, and what was still wanted"
 
 
 def test_what_fails_is_told(folder: Path, tmp_path: Path) -> None:

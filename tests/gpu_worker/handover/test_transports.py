@@ -291,6 +291,69 @@ def test_both_ends_meet_and_part(tmp_path: Path) -> None:
     assert joined.close(), "a socket is still open"
 
 
+def test_pages_are_not_written_to_while_earlier_steps_may_use_them(tmp_path: Path) -> None:
+    """A device may still compute a step of the sequence that had these pages before."""
+    joined = Joined(tmp_path)
+    joined.offer("a", page=7)
+    joined.receiver.begin_step(4)
+    joined.receiver.begin_step(5)
+    joined.receive("a", page=3)
+    joined.receiver.end_step(4)
+    sleep(0.05)
+    assert joined.receiver.is_busy
+    assert not joined.receiver.take_done()
+    assert not joined.ours.blocks[:, 3].any()
+    joined.receiver.end_step(5)
+    assert [each.error for each in joined.answers(1)] == [""]
+    assert torch.equal(joined.ours.blocks[:, 3], joined.theirs.blocks[:, 7])
+    joined.receiver.begin_step(6)
+    joined.receive("b", page=4)
+    joined.receiver.clear()
+    assert not joined.receiver.is_busy
+    joined.receive("c", page=4)  # of the next scheduler, whose steps have numbers of their own
+    joined.receiver.order(StopReceivingKV("c"))
+    assert [each.handover_id for each in joined.answers(1)] == ["c"]
+    assert joined.close()
+
+
+def test_others_are_answered_after_one_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device may have no memory for what a reader wants."""
+    joined = Joined(tmp_path)
+    answer, failed = Offers._answer, threading.Event()
+
+    def fail_once(offers: Offers, reader: bytes, message: ReadKV) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise torch.OutOfMemoryError
+        answer(offers, reader, message)
+
+    monkeypatch.setattr(Offers, "_answer", fail_once)
+    joined.receive("a", page=3)
+    joined.offer("a", page=7)
+    assert failed.wait(60)
+    joined.receive("b", page=4)
+    joined.offer("b", page=8)
+    assert [(each.handover_id, each.error) for each in joined.answers(1)] == [("b", "")]
+    joined.receiver.order(StopReceivingKV("a"))
+    assert [each.handover_id for each in joined.answers(1)] == ["a"]
+    assert joined.close()
+
+
+def test_a_reader_may_be_earlier_than_the_scheduler(tmp_path: Path) -> None:
+    """It asks over a socket of its own, so it may come before the new scheduler's first message."""
+    joined = Joined(tmp_path)
+    joined.receive("a", page=3)
+    while not joined.offers._handovers:
+        sleep(0.001)
+    joined.offers.clear()
+    joined.offer("a", page=7)
+    assert [each.error for each in joined.answers(1)] == [""]
+    joined.offer("b", page=8)
+    joined.offers.clear()
+    assert not joined.offers._handovers, "what was offered before is withdrawn"
+    assert joined.close()
+
+
 def test_invalid_bytes_from_a_worker_end_no_thread(tmp_path: Path) -> None:
     joined = Joined(tmp_path)
     reader = joined.context.socket(zmq.DEALER)

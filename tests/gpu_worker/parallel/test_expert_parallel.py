@@ -16,7 +16,9 @@ from penstock.core.config import ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.planning.costs import Costs
 from penstock.core.planning.rank_parts import rank_parts
-from penstock.ipc.messages import ExpertTokens, SamplingParams
+from penstock.gpu_worker.models.expert_counts import ExpertCounts
+from penstock.ipc.messages import ExpertTokens, LayerTokens, SamplingParams
+from penstock.kernels.experts.held_experts import held_experts
 from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import GREEDY, Scored, texts_of
@@ -157,6 +159,17 @@ def test_tokens_are_counted(tmp_path: Path, kernels: str, exchange: str, ranks: 
     assert found == expected
     assert all(sum(sum(layer.tokens.values()) for layer in message.layers) for message in told)
     assert group.ask(EXPERT_TOKENS) == [None, None], "there is nothing new"
+
+
+def test_tokens_before_the_first_request_do_not_count() -> None:
+    """Those of the warm-up are all alike, and would make a few experts look busy."""
+    held = held_experts(0, [[0], [1], [0]], torch.device("cpu"))
+    ids, turns = torch.tensor([[0, 1], [0, 2]], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    held.counted(ids, turns)
+    counts = ExpertCounts({5: held})
+    assert counts.take() is None
+    held.counted(ids, turns)
+    assert counts.take() == ExpertTokens((LayerTokens(5, 3, {0: 2, 2: 1}),))
 
 
 def test_placed_by_measured_loads(tmp_path: Path, ranks: Groups) -> None:
