@@ -179,6 +179,8 @@ class Arrivals:
             return arrival.is_there
         if self._kv.tiers is not None and seq in self._kv.tiers.swapped:
             return True
+        if request in self._unpinned:
+            return True  # it gave up such pages before: two engines short of pages could go on like that for ever
         num_tokens = seq.num_reusable_tokens // self._unit * self._unit
         if num_tokens - start.num_tokens < self._least:
             return True
