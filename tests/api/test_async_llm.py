@@ -69,16 +69,20 @@ async def test_errors_come_with_the_first_output(llm: AsyncLLM) -> None:
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, is_closed: bool
 ) -> None:
-    may_go_on = threading.Event()
+    has_begun, may_go_on = threading.Event(), threading.Event()
 
     def loads_slowly(config: Config) -> InProcessEngine:
+        has_begun.set()
         may_go_on.wait(60)
         return InProcessEngine(config)
 
     monkeypatch.setattr(engine_thread, "InProcessEngine", loads_slowly)
     llm = AsyncLLM(checkpoint.folder, **SMALL)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(llm.start(), 1.0)
+    starting = asyncio.create_task(llm.start())
+    await asyncio.to_thread(has_begun.wait, 60)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     with pytest.raises(ConfigError, match="another LLM lives"):
         await AsyncLLM(checkpoint.folder, **SMALL).start()
     may_go_on.set()

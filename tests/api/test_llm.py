@@ -251,12 +251,12 @@ def test_a_script_needs_no_main_and_no_close(checkpoint: Checkpoint, tmp_path: P
 
 
 INTERRUPTED = """
-import os, signal, threading, time
+import os, signal, time
 from penstock import LLM, engine_thread
 from penstock.in_process import InProcessEngine
 
 def loads_slowly(config):
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1.0)
     return InProcessEngine(config)
 
