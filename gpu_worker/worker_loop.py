@@ -163,7 +163,7 @@ class WorkerLoop:
                 self._send_results()
                 self._send_finished()
                 idle_ms = self._idle_ms()
-                message = self._channel.receive(self._look_ms() if self._pending and idle_ms else idle_ms)
+                message = self._channel.receive(self._poll_ms() if self._pending and idle_ms else idle_ms)
                 if self._images is not None and self._images.is_due:
                     self._encode_image(self._images, message)
                 if message is not None:
@@ -219,7 +219,7 @@ class WorkerLoop:
         )
         return _LOOK_MS if is_helping else self._heartbeat_ms
 
-    def _look_ms(self) -> int:
+    def _poll_ms(self) -> int:
         """How long to wait for a message before checking on the running step again."""
         if self._recent_us and self._began + min(self._recent_us) / 1e6 - monotonic() >= _SAFE_SECONDS:
             return 1

@@ -18,6 +18,7 @@ from penstock.core.scheduling.step_record import (
     ON_TRIAL,
     PREFILL,
     SIBLING,
+    Blocked,
     waiting_reasons,
 )
 from penstock.core.sequences.sequence import Request, Sequence
@@ -91,16 +92,16 @@ class Reasons:
         scheduler = self._scheduler
         kind = self._blocked_by or JUST_CAME
         match kind:
-            case "token budget":
+            case Blocked.BUDGET:
                 return kind + self._budget()
-            case "no free row":
+            case Blocked.NO_ROW:
                 num_rows = scheduler.limits.max_num_seqs
                 return f"{kind}: {num_rows} of {num_rows} in use{self._next_ends(1)}"
-            case "no free pages":
+            case Blocked.NO_PAGES:
                 needed, available = self._admissions.pages_for(seq)
                 ends = self._next_ends(self._rows_for(needed - available))
                 return f"{kind}: needs {needed:,}, {available:,} available{ends}"
-            case "no free pages since a preemption":
+            case Blocked.NO_PAGES_SINCE:
                 return f"{kind}: nobody enters before a row ends{self._next_ends(1)}"
         return kind
 

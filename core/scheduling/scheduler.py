@@ -46,6 +46,7 @@ from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
     MAX_WAITING_SHOWN,
     Admission,
+    Blocked,
     Preemption,
     ScheduledStep,
     StepRecord,
@@ -458,7 +459,7 @@ class Scheduler:
             self.levels.check_head(now, self.running.num_left)
         admit, is_stalled, handovers = self._admissions.admit, self._launches.is_stalled, self.handovers
         self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
-        lacks_pages = self._blocked_by == "no free pages"
+        lacks_pages = self._blocked_by == Blocked.NO_PAGES
         if lacks_pages and handovers is not None and handovers.make_way(is_idle=not len(self.running)):
             self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
         if self.levels is not None:

@@ -11,8 +11,8 @@ from penstock.gpu_worker.startup.identity import arithmetic
 from penstock.gpu_worker.startup.loaded import Loaded
 from penstock.gpu_worker.startup.pool import EMBEDDING_BYTES, PoolPlan
 from penstock.gpu_worker.state.host_pages import HostPages
-from penstock.gpu_worker.state.kv_pool import kv_name, page_bytes
-from penstock.ipc.messages import PROTOCOL_VERSION, WindowGroup, WorkerHello
+from penstock.gpu_worker.state.kv_pool import kv_name, page_bytes, window_groups
+from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
 
 
 def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pages: HostPages | None) -> WorkerHello:
@@ -43,7 +43,7 @@ def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pa
         answers=place.answers,
         longest_usual_prompt=0 if classes is None else classes.up_to,
         is_each_length_special=classes is not None and classes.each_length,
-        window_groups=tuple(WindowGroup(group.page_size, group.window or 0) for group in plan.groups[1:]),
+        window_groups=window_groups(plan.groups),
         weights=loaded.weights,
         arithmetic=arithmetic(loaded.device, model),
         is_batch_invariant=model.is_batch_invariant,

@@ -32,7 +32,7 @@ class PoolPlan(NamedTuple):
     num_snapshots: int  # copies of rows' states
 
 
-def plan_of_pool(config: Config, loaded: Loaded) -> PoolPlan:
+def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     """Choose the number of pages from the memory that the largest batch leaves.
 
     Raises:

@@ -24,7 +24,7 @@ from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.disk_tier import open_disk
 from penstock.gpu_worker.startup.hello import hello_of
 from penstock.gpu_worker.startup.loaded import Loaded, load
-from penstock.gpu_worker.startup.pool import PoolPlan, log_pool, make_host_pages, make_pool, plan_of_pool
+from penstock.gpu_worker.startup.pool import PoolPlan, choose_pool, log_pool, make_host_pages, make_pool
 from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
 from penstock.gpu_worker.startup.warm_up import Limits, warm_up
 from penstock.gpu_worker.state.kv_pool import KVPool, PoolSize
@@ -74,7 +74,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     model, ranks = loaded.model, loaded.ranks
     if not model.can_be_captured:
         config = replace(config, worker=replace(config.worker, enforce_eager=True))
-    plan = plan_of_pool(config, loaded)
+    plan = choose_pool(config, loaded)
     runner, kv = _make_runner(config, rank, loaded, plan)
     log_pool(config, loaded, plan)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)

@@ -254,6 +254,11 @@ def kv_name(kv: KVType) -> str:
     return kv.name if isinstance(kv, KVFormat) else str(kv).removeprefix("torch.")
 
 
+def window_groups(groups: Sequence[PageGroup]) -> tuple[WindowGroup, ...]:
+    """The groups beside the first one, as the scheduler knows them."""
+    return tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:])
+
+
 class PoolSize(NamedTuple):
     """The sizes that the scheduler can rely on."""
 
@@ -303,8 +308,7 @@ def plan_pool(
             f"no KV page of {one / 2**20:.1f} MiB fits the {max(0, budget) / _GIB:.2f} GiB left for pages; "
             f"raise {raisers}"
         )
-    windows = tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:])
-    longest = longest_sequence(num_pages, page_size, windows, wanted or model.max_model_len)
+    longest = longest_sequence(num_pages, page_size, window_groups(groups), wanted or model.max_model_len)
     if longest < max(wanted, 1):
         error = ConfigError if config.worker.num_pages else NoMemoryError
         raise error(

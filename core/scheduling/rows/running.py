@@ -19,7 +19,7 @@ from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.scheduling.image_gate import ImageGate
 from penstock.core.scheduling.rows.decode_parts import DecodeParts
 from penstock.core.scheduling.stats import Totals
-from penstock.core.scheduling.step_record import Admission
+from penstock.core.scheduling.step_record import Admission, Blocked
 from penstock.core.scheduling.suspects import Suspects
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
@@ -448,11 +448,11 @@ class Admissions:
             if not self._is_prepared(seq, start):
                 continue
             if self._images_are_whole and seq.request.images and not self._first_image_fits(seq, start, room):
-                return "token budget"
+                return Blocked.BUDGET
             if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
                 continue
             if not self._enter(seq, start, builder):
-                return "no free pages"
+                return Blocked.NO_PAGES
             what = seq.num_tokens, start.num_tokens, start.is_fork, len(start.hit.host_page_ids)
             admitted.append(Admission(seq.request_id, seq.sequence_idx, seq.row, *what))
             self._launch_first_chunk(seq, builder, room)
@@ -464,19 +464,19 @@ class Admissions:
         if self._batches is not None and (why := self._batches.why_not(request)):
             return why
         if room.all.tokens_from(0) <= 0:
-            return "token budget"
+            return Blocked.BUDGET
         if request.is_background and (
             room.tokens_for(seq, 0) <= 0 if room.background is not None else self._running.has_others
         ):
-            return "others are served first"
+            return Blocked.OTHERS
         if not self._running.num_free_rows:
-            return "no free row"
+            return Blocked.NO_ROW
         if is_stalled or self._lacks_pages_still(seq):
-            return "no free pages"
+            return Blocked.NO_PAGES
         if self._hooks.may_join is not None and not self._hooks.may_join(request):
-            return "targets of those that run"
+            return Blocked.TARGETS
         if self._is_held and len(self._running) and seq is not self._favoured:
-            return "no free pages since a preemption"
+            return Blocked.NO_PAGES_SINCE
         return ""
 
     def _is_prepared(self, seq: Sequence, start: Start) -> bool:

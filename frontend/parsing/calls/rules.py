@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.text.tokenizer import TextTokenizer
 
 _DESCRIPTIONS = frozenset(
@@ -39,8 +40,7 @@ class Rules:
     """A mark that is part of other marks, and may be a token of its own."""
     not_enforced: dict[str, None] = field(default_factory=dict)
     """Keywords of schemas that the grammar has no rule for, in the order in which they were found."""
-    kinds: dict[tuple[int, int], set[str]] = field(default_factory=dict)
-    """JSON types of schemas that were looked at, by id and depth: many arguments may refer to the same large one."""
+    kinds: Kinds = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     """Ids of the schemas of which it was noted what is not enforced."""
     _names: dict[str, str] = field(default_factory=dict)
