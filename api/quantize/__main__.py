@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quantize(args: argparse.Namespace) -> int:
+    _check_options(args)  # before a download
     source = _source(args)
     body = Recipe(args.format, args.group_size or GROUP_SIZES[0], args.zero_points)
-    _check_options(args)
     # torch is slow to import, so errors in options and files have been reported before.
     from tqdm import tqdm
 

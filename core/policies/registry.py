@@ -41,13 +41,13 @@ def make_policy(name: str) -> Policy:
     module, _, attribute = name.partition(":")
     try:
         if module and attribute:
-            policy = getattr(importlib.import_module(module), attribute)()
+            found = getattr(importlib.import_module(module), attribute)
         else:
-            policy = next((found.load()() for found in entry_points(group=ENTRY_POINTS, name=name)), None)
-    except (ImportError, AttributeError, TypeError) as error:  # not there, or cannot be called without arguments
+            found = next((entry.load() for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
+    except (ImportError, AttributeError) as error:
         raise ConfigError(f"--scheduling-policy {name}: {error}") from None
-    if not isinstance(policy, Policy):
+    if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(
             f"--scheduling-policy must be {', '.join(POLICIES)} or MODULE:CLASS of a Policy, got {name!r}"
         )
-    return policy
+    return found()

@@ -55,8 +55,10 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         window=chunk if has_chunks else None,
         window_is_chunk=has_chunks,
     )
-    is_tuned = fields.raw("attn_temperature_tuning")  # a number in the first published files
-    without = replace(attention, query_growth=growth if is_tuned is None or is_tuned else None)
+    said = fields.raw("attn_temperature_tuning")
+    is_number = isinstance(said, int)  # as in the first published files
+    is_tuned = bool(said) if is_number else fields.flag("attn_temperature_tuning", True)
+    without = replace(attention, query_growth=growth if is_tuned else None)
     activation = decoders.activation(fields)
     dense = DenseMLP(size=fields.whole("intermediate_size_mlp", 16384), activation=activation)
     size = fields.whole("intermediate_size", 8192)
