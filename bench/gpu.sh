@@ -80,11 +80,12 @@ tests() {  # tests FILE...: each in a process of its own, side by side; they sha
         part tests 240 "$PYTHON" -m pytest -c bench/gpu/pytest.ini --rootdir "$ROOT" -m gpu --collect-only "$@"
         return
     fi
-    for file in "$@"; do
-        name=tests-$(basename "$file" .py)
-        timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m pytest -c bench/gpu/pytest.ini --rootdir "$ROOT" -m gpu "$file" \
-            > "$RESULTS/$name.log" 2>&1 &
-        pids+=($!); names+=("$name")
+    for group in kernels engine; do
+        files=(); for file in "$@"; do case $file in tests/"$group"/*|tests/gpu_worker/*) [ "${file#tests/kernels}" = "$file" ] && g=engine || g=kernels; [ $g = $group ] && files+=("$file") ;; esac; done
+        [ ${#files[@]} -gt 0 ] || continue
+        timeout --kill-after=20 "$(least "${TEST_LIMIT:-300}" "$(left)")" "$PYTHON" -m pytest -c bench/gpu/pytest.ini --rootdir "$ROOT" \
+            -m "gpu and not long" -n "${TEST_JOBS:-10}" --timeout 150 --durations 15 --junitxml "$RESULTS/tests-$group.xml" "${files[@]}" > "$RESULTS/tests-$group.log" 2>&1 &
+        pids+=($!); names+=("tests-$group")
     done
     if [ -n "$ENGINE_TESTS" ] && [ "$ONLY" != tests ]; then  # compile what the benchmarks will need, meanwhile
         for shape in qwen3-0.6b qwen3-8b llama-3.1-8b; do
@@ -106,14 +107,16 @@ if [ -z "$DRY" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.i
 fi
 
 ENGINE_TESTS=""
-if has "engine tests" transformers msgspec structlog safetensors tqdm llguidance; then
-    ENGINE_TESTS="tests/gpu_worker/cuda/test_engine.py tests/gpu_worker/cuda/test_features.py"
+if has "engine tests" transformers pytest_timeout xdist msgspec structlog safetensors tqdm llguidance; then
+    ENGINE_TESTS="tests/gpu_worker/cuda/test_engine.py tests/gpu_worker/cuda/test_features.py tests/gpu_worker/cuda/test_graphs.py"
 fi
 # shellcheck disable=SC2086 - a list of files
 if [ "$ONLY" != bench ] && has "tests" pytest; then
     tests tests/kernels/launched/test_attention.py tests/kernels/launched/test_sampling.py \
         tests/kernels/launched/test_small_kernels.py tests/kernels/launched/test_quantized.py \
-        tests/kernels/launched/test_quantized_kv.py $ENGINE_TESTS
+        tests/kernels/launched/test_quantized_kv.py tests/kernels/launched/test_experts.py \
+        tests/kernels/launched/test_latent_attention.py tests/kernels/launched/test_scan.py \
+        tests/kernels/launched/test_trees.py $ENGINE_TESTS
 fi
 if [ "$ONLY" != tests ]; then
 part kernels 150 "$PYTHON" -m bench.kernels $DRY --out "$RESULTS/kernels.json"

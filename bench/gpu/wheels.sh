@@ -13,7 +13,6 @@ VERSION=${2:-3.12}
 PLATFORMS="--platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any"
 # shellcheck disable=SC2086 - a list of options
-"${PYTHON:-python3}" -m pip download --quiet --only-binary=:all: $PLATFORMS --implementation cp \
+"${PYTHON:-python3}" -m pip download --quiet --no-deps --only-binary=:all: $PLATFORMS --implementation cp \
     --python-version "$VERSION" --dest "$FOLDER" -c "$ROOT/constraints.txt" -r "$ROOT/bench/gpu/requirements.in"
-rm -f "$FOLDER"/numpy-*.whl "$FOLDER"/torch-*.whl "$FOLDER"/triton-*.whl  # that machine has its own
 du -sh "$FOLDER"

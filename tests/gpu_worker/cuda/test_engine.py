@@ -30,6 +30,11 @@ NUM_NEW = 32
 PROMPTS = prompts((1, 2, 15, 16, 17, 60, 133, 300))
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0)
 NAMES = ["llama", "llama-dynamic", "llama-llama3", "llama-mqa-biases", "mistral-window", "qwen3", "qwen3-layer-types"]
+FEW = [
+    "llama", "qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v2-lite", "mamba2", "qwen3_next", "falcon_h1",
+    "llama4-chunks", "phi3-longrope-long", "gpt2",
+]  # fmt: skip
+"""Families that together have every kind of layer; the others are marked as long."""
 BF16_ERROR = 0.06
 """Of the largest logit: how far bf16 may move two logits of these models against one another."""
 
@@ -58,7 +63,9 @@ def test_fp32_whatever_the_schedule(checkpoint: Make, page_size: int, depth: int
     assert engine.scheduler.stats().num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if is_ours(name)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FEW else pytest.mark.long) for n in CASES if is_ours(n)]
+)
 def test_fp32_of_every_family(name: str, tmp_path: Path) -> None:
     """Graphs with padded rows; chunks of 8 and 24 tokens, a tight pool, prefix hits."""
     reference = Reference(tmp_path, CASES[name])
