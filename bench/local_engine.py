@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +67,9 @@ class LocalEngine(InProcessEngine):
                 plans.append(plan)
         return Run(time.perf_counter() - began, num_output_tokens, steps, plans)
 
-    def repeat(self, plans: Sequence[StepPlan], num_untimed: int) -> tuple[float, float]:
+    def repeat(
+        self, plans: Sequence[StepPlan], num_untimed: int, before_timed: Callable[[], object] = lambda: None
+    ) -> tuple[float, float]:
         """Execute a run's plans again, several queued at a time, so that the device never waits for a scheduler.
 
         The plans of a run start from free rows, and what they compute depends on nothing that the host decides.
@@ -75,20 +77,27 @@ class LocalEngine(InProcessEngine):
         Args:
             plans: all plans of a run.
             num_untimed: how many of them come before those that are timed.
+            before_timed: is called before the first of those.
 
         Returns:
             Seconds per timed step: of the whole, and of the host's part in launching.
         """
-        return repeat(self.runner, plans, num_untimed)
+        return repeat(self.runner, plans, num_untimed, before_timed)
 
 
-def repeat(runner: ModelRunner, plans: Sequence[StepPlan], num_untimed: int) -> tuple[float, float]:
+def repeat(
+    runner: ModelRunner,
+    plans: Sequence[StepPlan],
+    num_untimed: int,
+    before_timed: Callable[[], object] = lambda: None,
+) -> tuple[float, float]:
     """`LocalEngine.repeat` on any runner of the same model."""
     runner.clear_rows()
     for plan in plans[:num_untimed]:
         runner.launch(plan).result()
     pending = deque[PendingStep]()
     launching = 0.0
+    before_timed()
     began = time.perf_counter()
     for plan in plans[num_untimed:]:
         if len(pending) == _QUEUED:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.engine.offline import fixed, sampling_of
 from bench.local_engine import LocalEngine, Run
@@ -65,6 +66,18 @@ def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, n
     }
 
 
+def decode_engine(shape: str, max_num_seqs: int, dry: bool, **options: Any) -> tuple[LocalEngine, ModelConfig]:
+    """An engine of a shape, and what its model is; `dry`: on the CPU, with a small pool."""
+    sizes = {
+        "device": "cpu" if dry else "cuda",
+        "max_num_batched_tokens": 64 if dry else 16384,
+        "max_model_len": 128 if dry else 16384,
+        "num_pages": 64 if dry else 0,
+    }
+    folder = shape_folder(shape)
+    return LocalEngine(folder, max_num_seqs=max_num_seqs, **(sizes | options)), described(folder)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure one shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,17 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     batches = [1, 3] if args.dry else [int(batch) for batch in args.batch.split(",")]
     shape = "tiny" if args.dry else args.shape
-    engine = LocalEngine(
-        shape_folder(shape),
-        device="cpu" if args.dry else "cuda",
-        max_num_seqs=max(batches),
-        max_num_batched_tokens=64 if args.dry else 16384,
-        max_model_len=128 if args.dry else 4096,
-        num_pages=64 if args.dry else 0,
-        enforce_eager=args.enforce_eager,
-        kv_cache_dtype=args.kv_cache_dtype,
-    )
-    model = described(shape_folder(shape))
+    options = {"enforce_eager": args.enforce_eager, "kv_cache_dtype": args.kv_cache_dtype}
+    engine, model = decode_engine(shape, max(batches), args.dry, **options)
     rows = []
     for batch in batches:
         context = 8 if args.dry else _CONTEXT.get(batch, 1024)

@@ -98,7 +98,7 @@ def decode_result(
     size = f"({problem.kv_bytes / 2**20:.0f} MiB)"
     name = " ".join(filter(None, (f"B={problem.batch} context={problem.context}", problem.kv, size)))
     timed = time_peers(timer, peers)
-    return Result(part, name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *timed)
+    return Result(part, name, seconds, rate / 1e9, "GB/s", rate / limits["memory_bytes_per_s"], *timed)
 
 
 def prefill_result(
@@ -123,7 +123,7 @@ def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) ->
     for case in parts[part](dry):
         seconds = timer(case.calls)
         rate, flop_rate = case.bytes_per_call / seconds, case.flops_per_call / seconds
-        share, flop_share = rate / limits["copy_bytes_per_s"], flop_rate / limits["matrix_flop_per_s"]
+        share, flop_share = rate / limits["memory_bytes_per_s"], flop_rate / limits["matrix_flop_per_s"]
         peers = time_peers(timer, ((name, functools.partial(list, calls)) for name, calls in case.peers))
         if flop_share > share:
             yield Result(part, case.name, seconds, flop_rate / 1e12, "TFLOP/s", flop_share, *peers)
@@ -180,15 +180,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("no CUDA device here; --dry runs the same code on the CPU")
     if args.dry:
         timer: Timer = time_on_cpu
-        limits = {"copy_bytes_per_s": 1e10, "matrix_flop_per_s": 1e11}  # placeholders: nothing is measured
+        limits = {"memory_bytes_per_s": 1e10, "matrix_flop_per_s": 1e11}  # placeholders: nothing is measured
         device = "none (dry run; no figure below means anything)"
     else:
         timer = time_calls
         limits = measure_limits()
         device = torch.cuda.get_device_name()
     print(f"device: {device}; torch {torch.__version__}")
-    copy, matrix = limits["copy_bytes_per_s"] / 1e12, limits["matrix_flop_per_s"] / 1e12
-    print(f"copy {copy:.2f} TB/s, bf16 matrix product {matrix:.0f} TFLOP/s")
+    memory, matrix = limits["memory_bytes_per_s"] / 1e12, limits["matrix_flop_per_s"] / 1e12
+    print(f"memory {memory:.2f} TB/s, bf16 matrix product {matrix:.0f} TFLOP/s")
     results: list[Result] = []
     benches = {"decode": bench_decode, "prefill": bench_prefill, "quantized_kv": bench_quantized_kv}
     for part in parts:

@@ -1,15 +1,18 @@
 """The script for a GPU machine, in its dry form: every part runs, and the table is there."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.engine.offline import uniform
+from bench.gpu import run as gpu_run
 from bench.gpu import table as gpu_table
 from tests.faults.soak import only_in_soak
 
@@ -26,12 +29,13 @@ def test_the_dry_form(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out" not in done.stdout
     assert "No figure below means anything" in done.stdout
-    assert "  tiny B=3 context 8: step" in done.stdout.splitlines()[-2]  # the table is whole
+    assert done.stdout.splitlines()[-2].startswith("  tiny B=3 context 8: step")  # the table is whole
     kinds = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert sum("limits" in record for record in kinds) == 1
-    assert {record.get("kind") for record in kinds} == {"decode_step", "offline", None}
+    assert {record.get("kind") for record in kinds} == {"decode_step", "mixed_step", "profile", "offline", None}
     assert sum("summary" in record for record in kinds) == 1
-    assert "test_fp32_equals_transformers" in (tmp_path / "tests.log").read_text()
+    assert "test_fp32_equals_transformers" in (tmp_path / "tests-engine.log").read_text()
+    assert "test_decode_over_page_sizes" in (tmp_path / "tests-kernels.log").read_text()
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
@@ -41,76 +45,118 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert "--dry" in done.stdout
 
 
-_STAND_IN = """#!/bin/bash
-case "$*" in
-*is_available*) exit 0 ;;
--c*|*gpu.table*) exec PYTHON "$@" ;;
-*offline*uniform-qwen3-0.6b*) exit 3 ;;
-esac
-echo "ran: $*"
-"""
+def shell(group: str, name: str, command: str, seconds: int = 60, needs: Sequence[str] = ()) -> gpu_run.Part:
+    return gpu_run.Part(group, name, seconds, ["/sh", "-c", command], needs)
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> dict[str, str]:
-    """An environment with a stand-in for Python that finds a GPU and does nothing."""
-    script = tmp_path / "python"
-    script.write_text(_STAND_IN.replace("PYTHON", sys.executable))
-    script.chmod(0o755)
-    return {**os.environ, "PYTHON": str(script)}
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[list[gpu_run.Part]]:
+    """Parts that are shell commands; the second one fails."""
+    made = [
+        [shell("smoke", "first", "echo first; echo x >> {out}/first.count")],
+        [shell("tests", "broken", "echo what is wrong; exit 3"), shell("tests", "beside", "echo beside")],
+        [shell("steps", "last", "echo last")],
+    ]
+    monkeypatch.setattr(gpu_run, "STAGES", made)
+    return made
 
 
-def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(stand_in: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [ROOT / "bench/gpu.sh", tmp_path / "out"], env=stand_in, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "FAILED: offline-uniform-qwen3-0.6b"
-    ran = [line for line in done.stdout.splitlines() if line.startswith("ran: ")]
-    for part in ("bench.kernels", "decode_step", "1024x1024", "gpu.serve"):
-        assert any(part in line for line in ran), part
-    assert done.stdout.count("not measured") == len(gpu_table.rows([]))
-    assert done.stdout.count("what is wanted on an H200") == 1
-    with tarfile.open(tmp_path / "out/results.tar.gz") as archive:
-        names = {Path(name).name for name in archive.getnames()}
-    assert names >= {"table.txt", "commit.txt", "kernels.log", "offline-uniform-qwen3-0.6b.log"}
-
-
-@pytest.mark.parametrize(("only", "has_tests", "has_benchmarks"), [("tests", True, False), ("bench", False, True)])
-def test_one_half_alone(
-    stand_in: dict[str, str], tmp_path: Path, only: str, has_tests: bool, has_benchmarks: bool
+def test_a_failure_is_told_and_the_others_results_are_there(
+    stages: list[list[gpu_run.Part]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command: list[str | Path] = [ROOT / "bench/gpu.sh", "--only", only, tmp_path / "out"]
-    done = subprocess.run(command, env=stand_in, capture_output=True, text=True, check=False)
-    assert ("tests-test_attention" in done.stdout) is has_tests
-    assert (tmp_path / "out/tests-test_attention.log").exists() is has_tests
-    assert ("bench.kernels" in done.stdout) is has_benchmarks
-    assert not list((tmp_path / "out").glob("precompile*"))
+    out = tmp_path / "out"
+    assert gpu_run.main([str(out)]) == 1
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == "FAILED: broken"
+    assert "what is wrong" in said
+    assert said.count("not measured") == len(gpu_table.rows([]))
+    with tarfile.open(out / "results.tar.gz") as archive:
+        assert set(archive.getnames()) >= {
+            "table.txt",
+            "commit.txt",
+            "first.log",
+            "broken.log",
+            "beside.log",
+            "last.log",
+        }
+    # A second call does again what failed, and nothing else.
+    stages[1][0] = shell("tests", "broken", "echo mended")
+    assert gpu_run.main([str(out)]) == 0
+    assert "first: done before" in capsys.readouterr().out
+    assert (out / "first.count").read_text() == "x\n"
 
 
-def test_the_time_ends(stand_in: dict[str, str], tmp_path: Path) -> None:
-    env = stand_in | {"LIMIT": "20"}
-    command: list[str | Path] = [ROOT / "bench/gpu.sh", "--only", "bench", tmp_path / "out"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "== kernels: left out, the 20 seconds are over" in done.stdout
-    assert "ran: " not in done.stdout
+def test_groups_can_be_chosen(
+    stages: list[list[gpu_run.Part]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu_run.main(["--only", "steps", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/last.log").read_text() == "last\n"
+    assert not (tmp_path / "out/first.log").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--only", "kernels"], ["--quick"], ["--only"]])
-def test_what_it_does_not_know_it_refuses(arguments: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [ROOT / "bench/gpu.sh", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stdout.startswith("usage: ")
+@pytest.mark.usefixtures("stages")
+def test_the_time_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LIMIT", "10")  # fewer seconds than any part gets
+    assert gpu_run.main([str(tmp_path / "out")]) == 1
+    assert "== first: left out, the time is over" in capsys.readouterr().out
+    assert not (tmp_path / "out/first.log").exists()
+
+
+def test_a_part_that_takes_too_long_is_ended_with_its_children(
+    stages: list[list[gpu_run.Part]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages[:] = [[shell("steps", "slow", "(sleep 60; echo late) & echo begun; wait", seconds=1)]]
+    assert gpu_run.main([str(tmp_path / "out")]) == 1
+    assert "== slow: exit code 124" in capsys.readouterr().out
+    assert (tmp_path / "out/slow.log").read_text() == "begun\n"
+
+
+def test_what_is_missing_is_said(
+    stages: list[list[gpu_run.Part]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages[:] = [
+        [shell("steps", "lacking", "true", needs=("json", "no_such_module"))],
+        [gpu_run.Part("steps", "tool", 9, ["/no-such-tool"])],
+    ]
+    assert gpu_run.main([str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "== lacking: left out, this Python lacks: no_such_module" in said
+    assert "== tool: left out, there is no no-such-tool" in said
+
+
+def test_what_is_wrong_at_once_ends_the_run(
+    stages: list[list[gpu_run.Part]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages[0][0] = shell("smoke", "smoke", "exit 1")
+    assert gpu_run.main([str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "FAILED: smoke"
+    assert not (tmp_path / "out/last.log").exists()
+
+
+def test_what_it_does_not_know_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu_run.main(["--only", "kernel"])
+    assert "no group kernel" in capsys.readouterr().err
+
+
+def test_every_part_can_be_run() -> None:
+    """Modules, test files and tests that the parts name are there."""
+    for part in (part for stage in gpu_run.STAGES for part in stage):
+        if not part.command[0].startswith("/"):
+            assert importlib.util.find_spec(part.command[0]), part.name
+        for word in part.command:
+            if word.startswith("tests/"):
+                path, _, test = word.partition("::")
+                assert (ROOT / path).exists(), word
+                assert f"def {test}" in (ROOT / path).read_text() if test else True, word
 
 
 def test_the_kernels_tests_need_no_more_than_torch_and_pytest() -> None:
     """On a bare GPU machine, here played by an interpreter that cannot find the other packages."""
     lines = (ROOT / "bench/gpu/requirements.in").read_text().splitlines()
-    modules = {"pyzmq": "zmq"}
-    absent = [modules.get(line, line) for line in lines if line and not line.startswith("#") and line != "pytest"]
+    modules = {"pyzmq": "zmq", "pytest-xdist": "xdist", "rpds-py": "rpds"}
+    names = [line for line in lines if line and not line.startswith("#")]
+    absent = [modules.get(name, name.replace("-", "_")) for name in names]
     assert len(absent) > 10
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import pytest; "
@@ -141,7 +187,7 @@ def test_the_table_names_the_worst_case_and_what_is_missing(tmp_path: Path, caps
         result("prefill", "B=1 new=8192 context=8192", 410, 1e-3, 0.5),
         result("prefill", "B=1 new=2048 context=16384", 100, 1e-3, 0.1),
     ]
-    limits = {"copy_bytes_per_s": 4e12, "matrix_flop_per_s": 8e14}
+    limits = {"memory_bytes_per_s": 4e12, "matrix_flop_per_s": 8e14}
     (tmp_path / "kernels.json").write_text(json.dumps({"device": "card", "limits": limits, "results": results}))
     row = {"batch": 1, "context": 9, "step_ms": 4.0, "queued_ms": 3.9, "exposed_ms": 0.1, "launch_ms": 1.0}
     record = {"kind": "decode_step", "shape": "llama-3.1-8b", "rows": [row | {"bytes_read": 8e9}]}

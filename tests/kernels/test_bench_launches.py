@@ -17,7 +17,7 @@ from penstock.kernels.triton.attention import paged_attention
 from tests.faults.soak import only_in_soak
 from tests.kernels.launch_forms import Form, errors_of, form_of
 
-LIMITS = {"copy_bytes_per_s": 1.0, "matrix_flop_per_s": 1.0}
+LIMITS = {"memory_bytes_per_s": 1.0, "matrix_flop_per_s": 1.0}
 
 
 def inputs(problem: AttentionProblem, rotations: int) -> tuple[Tensor, ...]:
