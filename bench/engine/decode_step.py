@@ -86,11 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="tiny sizes and shape on the CPU")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of `penstock serve`")
+    parser.add_argument("--quantization", default="", help="as of `penstock serve`")
+    parser.add_argument("--page-size", type=int, default=16, help="as of `penstock serve`")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     batches = [1, 3] if args.dry else [int(batch) for batch in args.batch.split(",")]
     shape = "tiny" if args.dry else args.shape
-    options = {"enforce_eager": args.enforce_eager, "kv_cache_dtype": args.kv_cache_dtype}
+    options = {
+        "enforce_eager": args.enforce_eager,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "quantization": args.quantization,
+        "page_size": args.page_size,
+    }
     engine, model = decode_engine(shape, max(batches), args.dry, **options)
     rows = []
     for batch in batches:
@@ -101,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print(f"decode {shape} B={batch} context {context}: {shown}", flush=True)
     record = {"kind": "decode_step", "shape": shape, "dry": args.dry, "device": engine.hello.device, "rows": rows}
+    record |= {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype, "page_size": args.page_size}
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0

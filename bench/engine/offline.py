@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.local_engine import LocalEngine, Run
 from bench.shapes_folder import shape_folder
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="a tiny workload and shape on the CPU")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of `penstock serve`")
+    parser.add_argument("--quantization", default="", help="as of `penstock serve`")
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of LLM(), again and again")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     if args.dry:
@@ -71,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         prompts, lens = uniform() if args.workload == "uniform" else fixed(1024)
     shape = "tiny" if args.dry else args.shape
+    more: dict[str, Any] = dict(option.split("=", 1) for option in args.option)
     engine = LocalEngine(
         shape_folder(shape),
         device="cpu" if args.dry else "cuda",
@@ -80,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_pages=64 if args.dry else 0,
         enforce_eager=args.enforce_eager,
         kv_cache_dtype=args.kv_cache_dtype,
+        quantization=args.quantization,
+        **{name: json.loads(value) for name, value in more.items()},
     )
     engine.run([[1, 2, 3]], sampling_of([2]))  # the warm-up
     run = engine.run(prompts, sampling_of(lens))
@@ -89,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": shape,
         "workload": args.workload,
         "kv_cache_dtype": args.kv_cache_dtype,
+        "quantization": args.quantization,
+        "options": args.option,
         "dry": args.dry,
         "device": engine.hello.device,
         "start_seconds": engine.start_seconds,

@@ -28,6 +28,7 @@ _SERVER_MODULES = (
     "jsonschema",
 )  # fmt: skip
 _TEST_MODULES = ("pytest", "pytest_timeout", "xdist")
+_NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 _LEAST_SECONDS = 20
 """A part is left out if fewer are left."""
 
@@ -59,6 +60,11 @@ def _tests(group: str, name: str, seconds: int, files: Sequence[str], jobs: int,
 def _bench(group: str, name: str, seconds: int, module: str, *arguments: str, dry: bool = True) -> Part:
     command = [module, *arguments, "--out", f"{{out}}/{name}.json"]
     return Part(group, name, seconds, command, _ENGINE_MODULES, ("--dry",) if dry else None)
+
+
+def _decode(shape: str, *more: str, name: str = "", batch: str = "1,64,256", dry: bool = False) -> Part:
+    command = ["bench.engine.decode_step", "--shape", shape, "--batch", batch, *more]
+    return _bench("steps", name or f"step-{shape}", 75, *command, dry=dry)
 
 
 def _offline(shape: str, workload: str, *more: str, name: str = "", dry: bool = False) -> Part:
@@ -94,22 +100,21 @@ STAGES: list[list[Part]] = [
         ),
     ],
     [Part("kernels", "kernels", 150, ["bench.kernels", "--out", "{out}/kernels.json"])],
-    [_bench("steps", "step-qwen3-0.6b", 75, "bench.engine.decode_step", "--shape", "qwen3-0.6b", "--batch",
-            "1,64,256")],
-    [_bench("steps", "step-llama-3.1-8b", 75, "bench.engine.decode_step", "--shape", "llama-3.1-8b", "--batch",
-            "1,64,256", dry=False)],
+    [_decode("qwen3-0.6b", dry=True)],
+    [_decode("llama-3.1-8b")],
     [_bench("steps", "mixed-qwen3-0.6b", 60, "bench.engine.mixed_step", "--shape", "qwen3-0.6b")],
     [_bench("profile", "profile-qwen3-0.6b", 45, "bench.engine.step_profile", "--shape", "qwen3-0.6b")],
     [_bench("profile", "profile-llama-3.1-8b", 45, "bench.engine.step_profile", "--shape", "llama-3.1-8b", dry=False)],
-    [_bench("steps", "step-llama-3.1-8b-int4", 60, "bench.engine.decode_step", "--shape", "llama-3.1-8b-int4",
-            "--batch", "1,64,256", dry=False)],
-    [_bench("steps", "step-qwen3-30b-a3b", 90, "bench.engine.decode_step", "--shape", "qwen3-30b-a3b", "--batch",
-            "1,64", dry=False)],
+    *([_decode("llama-3.1-8b", "--quantization", q, name=f"step-llama-3.1-8b-{q}")] for q in ("int4", "fp8")),
+    [_decode("qwen3-30b-a3b", batch="1,64")],
     [Part("served", "served", 150, ["bench.gpu.serve", "--shape", "qwen3-0.6b", "--out", "{out}"], _SERVER_MODULES)],
     [_offline("qwen3-0.6b", "uniform", dry=True)],
     [_offline("qwen3-8b", "1024x1024")],
     [_offline("qwen3-8b", "1024x1024", "--kv-cache-dtype", "fp8_e4m3", name="offline-1024x1024-qwen3-8b-kv-fp8_e4m3")],
     [_offline("qwen3-8b", "1024x1024", "--kv-cache-dtype", "int8", name="offline-1024x1024-qwen3-8b-kv-int8")],
+    [_offline("qwen3-0.6b", "uniform", "--option", f"speculative_config={_NGRAM}",
+              name="offline-uniform-qwen3-0.6b-ngram")],
+    [_offline("qwen3-8b", "1024x1024", "--option", "host_kv_gib=32", name="offline-1024x1024-qwen3-8b-host-kv")],
     [Part("sweep", "sweep", 200, ["bench.kernels.sweep", "--out", "{out}/sweep.json"], dry=None)],
     [
         _sanitizer("memcheck", "tests/kernels/launched/test_attention.py", "group_sizes"),

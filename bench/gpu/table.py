@@ -124,7 +124,7 @@ def more_lines(records: Sequence[Record]) -> list[str]:
                 times = ", ".join(
                     f"{name} {row[name + '_ms']:.3f} ms" for name in ("step", "queued", "exposed", "launch")
                 )
-                lines.append(f"{record['shape']} B={row['batch']} context {row['context']}: {times}")
+                lines.append(f"{_named(record)} B={row['batch']} context {row['context']}: {times}")
         elif record.get("kind") == "mixed_step":
             for row in record["rows"]:
                 times = ", ".join(f"{name} {row[name + '_ms']:.3f} ms" for name in ("step", "device", "idle", "launch"))
@@ -138,7 +138,7 @@ def more_lines(records: Sequence[Record]) -> list[str]:
         elif record.get("kind") == "offline":
             figures = record["figures"]
             lines.append(
-                f"offline {record['shape']} {record['workload']}: {figures['output_tokens_per_s']:.0f} tok/s, "
+                f"offline {_named(record)} {record['workload']}: {figures['output_tokens_per_s']:.0f} tok/s, "
                 f"ready after {record['start_seconds']:.1f} s"
             )
         elif "summary" in record:
@@ -179,6 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _named(record: Record) -> str:
+    """The shape, and what is not usual."""
+    kv = record.get("kv_cache_dtype", "auto")
+    parts = [record["shape"], record.get("quantization", ""), "" if kv == "auto" else f"KV {kv}"]
+    return " ".join(filter(None, (*parts, *record.get("options", ()))))
+
+
 def _figure(value: float | None, num_decimals: int) -> str:
     """A number, or a dash where there was nothing to measure: a failed run, or answers of one token."""
     return "-" if value is None else f"{value:.{num_decimals}f}"
@@ -205,7 +212,7 @@ def _share_of(results: Sequence[Record], part: str, chosen: Callable[[Record], b
 
 def _decode_row(records: Sequence[Record], shape: str, batch: int) -> Record | None:
     for record in records:
-        if record.get("kind") == "decode_step" and record["shape"] == shape:
+        if record.get("kind") == "decode_step" and record["shape"] == shape and not record.get("quantization"):
             return next((row for row in record["rows"] if row["batch"] == batch), None)
     return None
 
@@ -220,7 +227,7 @@ def _bandwidth_share(row: Record | None, limits: dict[str, float]) -> str:
 def _offline(records: Sequence[Record], shape: str, workload: str) -> float | None:
     for record in records:
         is_it = record.get("kind") == "offline" and (record["shape"], record["workload"]) == (shape, workload)
-        if is_it and record.get("kv_cache_dtype", "auto") == "auto":
+        if is_it and record.get("kv_cache_dtype", "auto") == "auto" and not record.get("options"):
             return float(record["figures"]["output_tokens_per_s"])
     return None
 
