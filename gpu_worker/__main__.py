@@ -69,7 +69,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             started.hello,
             int(config.ipc.heartbeat_interval * 1000),
             max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
-            on_step=None if profiler is None else profiler.step,
+            profiler=profiler,
             memory_use=started.runner.memory_use,
             helpers=Helpers(started.disk, started.handover, started.runner.image_store, started.take_expert_tokens),
         )

@@ -25,6 +25,7 @@ from penstock.ipc.messages import (
     Message,
     OfferKV,
     PrepareGrammar,
+    ProfileSteps,
     ReceiveKV,
     Refused,
     SayHello,
@@ -41,6 +42,7 @@ from penstock.ipc.messages import (
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.images.store import EmbeddingStore
+    from penstock.gpu_worker.profiler import StepProfiler
 
 log = structlog.get_logger()
 
@@ -135,17 +137,17 @@ class WorkerLoop:
         heartbeat_ms: int,
         *,
         max_silence_ms: int = 10_000,
-        on_step: Callable[[], None] | None = None,
+        profiler: "StepProfiler | None" = None,
         memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
         helpers: Helpers = _NO_HELPERS,
     ) -> None:
-        """`on_step` is called after each launch; `memory_use` returns the device's used and total bytes."""
+        """`memory_use` returns the device's used and total bytes."""
         self._runner = runner
         self._channel = channel
         self._hello = hello
         self._heartbeat_ms = heartbeat_ms
         self._max_silence_ms = max_silence_ms
-        self._on_step = on_step
+        self._profiler = profiler
         self._memory_use = memory_use
         self._disk, self._handover, self._images, self._take_expert_tokens = helpers
         self._grammars = runner.grammar_store
@@ -247,6 +249,8 @@ class WorkerLoop:
                 self._disk.order(message)
             case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if self._handover is not None:
                 self._handover.order(message)
+            case ProfileSteps() if self._profiler is not None:
+                self._profiler.record(message.num_steps)
             case Welcome():
                 self._begin()
             case SayHello(is_broken=True) if self._hello.num_ranks > 1:
@@ -268,8 +272,8 @@ class WorkerLoop:
         if self._handover is not None:
             self._handover.begin_step(plan.step_id)
         self._pending.append(self._runner.launch(plan))
-        if self._on_step is not None:
-            self._on_step()
+        if self._profiler is not None:
+            self._profiler.step()
 
     def _begin(self) -> None:
         """A scheduler has accepted the hello: forget everything of an earlier one."""

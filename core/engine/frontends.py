@@ -28,6 +28,7 @@ from penstock.ipc.messages import (
     NoteCulprit,
     PauseRequest,
     Probe,
+    ProfileSteps,
     Refused,
     RequestList,
     ResetPrefixCache,
@@ -47,6 +48,7 @@ Order = (
     | PauseRequest
     | ResumeRequest
     | ResetPrefixCache
+    | ProfileSteps
     | ListRequests
     | ListCache
     | HandoverTaken

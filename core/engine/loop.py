@@ -58,6 +58,7 @@ from penstock.ipc.messages import (
     ListRequests,
     NoteCulprit,
     PauseRequest,
+    ProfileSteps,
     RequestList,
     ResetPrefixCache,
     ResumeRequest,
@@ -155,6 +156,8 @@ class Engine:
                 num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
                 log.info("prefix cache reset", freed_pages=num_pages)
                 self._changed()
+            case ProfileSteps():
+                self.workers.send(order)
             case DrainEngine():
                 self.drain(order)
             case NoteCulprit():

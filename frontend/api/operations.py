@@ -10,6 +10,7 @@ from penstock.frontend import schema
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (
     InvalidParameter,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
     RouteNotFound,
@@ -21,6 +22,8 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.ipc.messages import ListRequests, RequestState, SequenceStatus
 from penstock.ipc.version import NAME, VERSION
 
+_MAX_PROFILED_STEPS = 1000
+"""A trace grows by a megabyte every few steps, and is in the worker's memory until it is written."""
 _MAX_LISTED = 1000
 _LIST_SECONDS = 5.0
 _STATES: dict[str, RequestState] = {"": "", "running": "running", "waiting": "waiting", "paused": "paused"}
@@ -119,6 +122,32 @@ async def reset_prefix_cache(service: Service, record: RequestRecord, body: byte
         Unavailable: if there is no engine.
     """
     service.engine.reset_prefix_cache()
+    return Reply(b'{"status":"ok"}')
+
+
+async def start_profile(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """POST /start_profile: the workers record their next steps in trace files.
+
+    Raises:
+        InvalidRequest: if the server was started without a folder for traces.
+        InvalidParameter: if the number of steps is out of bounds.
+        Unavailable: if there is no engine.
+    """
+    num_steps = record.query.get("num_steps", "60")
+    if not re.fullmatch("[0-9]{1,4}", num_steps) or not 1 <= int(num_steps) <= _MAX_PROFILED_STEPS:
+        raise InvalidParameter(f"num_steps must be a number from 1 to {_MAX_PROFILED_STEPS}", param="num_steps")
+    return _profile(service, int(num_steps))
+
+
+async def stop_profile(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """POST /stop_profile: write what has been recorded. Raises `InvalidRequest` and `Unavailable` as above."""
+    return _profile(service, 0)
+
+
+def _profile(service: Service, num_steps: int) -> Reply:
+    if not service.config.worker.profile:
+        raise InvalidRequest("the server has no folder for traces; start it with --profile FOLDER")
+    service.engine.profile_steps(num_steps)
     return Reply(b'{"status":"ok"}')
 
 

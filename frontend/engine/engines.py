@@ -10,6 +10,7 @@ from penstock.ipc.messages import (
     EngineStats,
     ExpertLoad,
     ListRequests,
+    ProfileSteps,
     RequestList,
     ResetPrefixCache,
     SetRole,
@@ -65,7 +66,14 @@ class Engines:
         Raises:
             Unavailable: if no engine is connected, or the queue to a scheduler is full.
         """
-        sent = [link.send(ResetPrefixCache()) for link in self._links if link.facts is not None]
+        self._order_all(ResetPrefixCache())
+
+    def profile_steps(self, num_steps: int) -> None:
+        """Make the workers record their next steps; 0 ends a recording. Raises the same error."""
+        self._order_all(ProfileSteps(num_steps))
+
+    def _order_all(self, order: ResetPrefixCache | ProfileSteps) -> None:
+        sent = [link.send(order) for link in self._links if link.facts is not None]
         if not sent or not all(sent):
             raise self._unavailable()
 

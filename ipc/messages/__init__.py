@@ -57,6 +57,7 @@ from penstock.ipc.messages.frontend import (
     NoteCulprit,
     PauseRequest,
     Probe,
+    ProfileSteps,
     RequestList,
     RequestState,
     ResetPrefixCache,
@@ -228,6 +229,7 @@ __all__ = [
     "PrefixTree",
     "PrepareGrammar",
     "Probe",
+    "ProfileSteps",
     "ReadKV",
     "ReceiveKV",
     "Refused",
@@ -283,6 +285,7 @@ FromFrontend = (
     | Heartbeat
     | Goodbye
     | ResetPrefixCache
+    | ProfileSteps
     | ListRequests
     | ListCache
     | DrainEngine
@@ -342,6 +345,7 @@ ToWorker = (
     | SayHello
     | Refused
     | Heartbeat
+    | ProfileSteps
 )
 FromReader = FollowKV | UnfollowKV | ReadKV
 ToReader = KVPages | KVLayers | KVData

@@ -155,6 +155,12 @@ class ResetPrefixCache(Message, frozen=True):
     """Drop all cached pages that no sequence uses. There is no answer."""
 
 
+class ProfileSteps(Message, frozen=True):
+    """Record the next steps in a trace file; 0 ends a recording. To the scheduler, and on to the workers: no answer."""
+
+    num_steps: int
+
+
 class ListCache(Message, frozen=True):
     """Asks for everything that is cached, after `CacheEvents` were missed; a snapshot in `CacheEvents` follows."""
 

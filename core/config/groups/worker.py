@@ -111,5 +111,9 @@ class WorkerOptions(Options, frozen=True):
     ] = "auto"
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     profile: Annotated[
-        str, Meta(description="Write a torch profiler trace of the worker to this folder. Empty: no trace.")
+        str,
+        Meta(
+            description="Folder for traces by torch's profiler: each worker records 60 steps after its first 20, and "
+            "more when POST /start_profile asks for them. Empty: no traces."
+        ),
     ] = ""

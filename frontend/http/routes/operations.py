@@ -11,6 +11,14 @@ ROUTES = (
         "POST", "/reset_prefix_cache", operations.reset_prefix_cache, "Forget cached prompts",
         schema.Health, errors=(500, 503), scope="admin",
     ),
+    Route(
+        "POST", "/start_profile", operations.start_profile, "Record the workers' next steps in trace files",
+        schema.Health, errors=(400, 500, 503), scope="admin", query=(("num_steps", "integer"),),
+    ),
+    Route(
+        "POST", "/stop_profile", operations.stop_profile, "Write what has been recorded",
+        schema.Health, errors=(400, 500, 503), scope="admin",
+    ),
     Route("GET", "/engines", engines.list_engines, "The engines, and their states", schema.EngineList, scope="admin"),
     Route(
         "POST", "/engines/{id}/drain", engines.drain_engine, "Take all requests from an engine",

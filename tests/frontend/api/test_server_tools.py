@@ -24,6 +24,13 @@ def test_reset_prefix_cache(live: LiveServer) -> None:
     live.wait_until(lambda: live.scheduler.received.count(ResetPrefixCache()) == 2)
 
 
+def test_profiles_need_a_folder(live: LiveServer) -> None:
+    for path in ("/start_profile", "/stop_profile"):
+        assert "--profile FOLDER" in error_of(send(live, "POST", path), 400)["message"]
+    for wrong in ("0", "1001", "-1", "x"):
+        assert error_of(send(live, "POST", f"/start_profile?num_steps={wrong}"), 400)["param"] == "num_steps"
+
+
 def test_reset_needs_an_engine(live: LiveServer) -> None:
     live.do(lambda: live.scheduler.set_ready(False))
     live.wait_until(lambda: live.server.service.engine.facts is None)
