@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from penstock.gpu_worker.steps import input_batch, mixed_graphs, model_runner
+from penstock.gpu_worker.steps import mixed_graphs, model_runner
 from penstock.ipc.messages import SamplingParams
 from tests.faults.soak import sized
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
+from tests.gpu_worker.counted_graphs import Counted
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
 
@@ -23,26 +23,6 @@ SAMPLING = (
     replace(GREEDY, num_logprobs=2, prompt_logprobs=1),
     replace(GREEDY, temperature=0.9, top_p=0.9, seed=3),
 )
-
-
-class Counted:
-    """How many steps went through graphs of which sizes, and how many through none."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: dict[mixed_graphs.GraphSize, int] = {}
-        self.num_without = 0
-        replay, make_inputs = mixed_graphs.MixedGraphs.replay, input_batch.make_inputs
-
-        def counted(its: mixed_graphs.MixedGraphs, batch: Any, size: mixed_graphs.GraphSize) -> Any:
-            self.sizes[size] = self.sizes.get(size, 0) + 1
-            return replay(its, batch, size)
-
-        def made(*args: Any) -> Any:
-            self.num_without += 1
-            return make_inputs(*args)
-
-        monkeypatch.setattr(mixed_graphs.MixedGraphs, "replay", counted)
-        monkeypatch.setattr(model_runner, "make_inputs", made)
 
 
 @pytest.fixture(autouse=True)
