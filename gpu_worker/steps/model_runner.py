@@ -151,6 +151,10 @@ class ModelRunner:
         self._mixed_graphs.capture()
         return len(sizes)
 
+    def drop_graphs(self) -> None:
+        """Launch all steps kernel by kernel from now on. Graphs hold on to the group of ranks that they call."""
+        self._graphs = self._mixed_graphs = None
+
     def clear_rows(self) -> None:
         """Forget all sequences."""
         self._state.clear()
