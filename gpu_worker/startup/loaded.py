@@ -27,6 +27,7 @@ from penstock.gpu_worker.models.model import Model, SeesImages
 from penstock.gpu_worker.parallel.open import open_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.identity import reading_weights
+from penstock.gpu_worker.startup.memory_ledger import MemoryLedger
 from penstock.gpu_worker.startup.step_limits import with_limits
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name
 from penstock.gpu_worker.state.row_state import RowState
@@ -54,6 +55,7 @@ class Loaded(NamedTuple):
     drafter: Prepared | None
     bytes_read: int  # of the checkpoint's tensors
     seconds: float
+    ledger: MemoryLedger
 
     @property
     def tower(self) -> "Tower | None":
@@ -74,6 +76,7 @@ def load(config: Config, rank: Rank) -> Loaded:
     check_states(whole, config)
     part = rank_part(whole, config.parallel, rank.number)
     device = open_device(worker.device, worker.num_threads, worker.cpu_kernels, rank.cores)
+    ledger = MemoryLedger(device)
     ranks = open_ranks(config, rank.number, device.torch_device, device.library)
     device.adapt_to(4 * part.num_step_weights)
     is_quantized = device.library is not None and part.quantization is not None
@@ -104,9 +107,10 @@ def load(config: Config, rank: Rank) -> Loaded:
         with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):
             drafter = prepare_drafter(speculative, Target(config, part, model, dtype, device, _passes))
     device.give_back()
+    ledger.note("weights")
     return Loaded(
         config, checkpoint, part, model, device, ranks, dtype, kv_type, weights, speculative, drafter,
-        bytes_read.total, time.monotonic() - began,
+        bytes_read.total, time.monotonic() - began, ledger,
     )  # fmt: skip
 
 

@@ -78,6 +78,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     plan = choose_pool(config, loaded)
     runner, kv = _make_runner(config, rank, loaded, plan)
     log_pool(config, loaded, plan)
+    loaded.ledger.tell(plan.activations)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)
     disk = None
     if config.worker.disk_kv:
@@ -112,6 +113,7 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
         if loaded.drafter is not None:
             make = partial(loaded.drafter.make, size.num_pages)
             runner.draft_with(make if rank.num_ranks > 1 else partial(guarded, make))
+    loaded.ledger.note("pool_and_rows")
     if loaded.tower is not None:
         from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
 
@@ -120,11 +122,14 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
     if graphs is not None:
         with _capturing("decodes"):
             runner.capture_graphs(graphs, loaded.dtype, most_drafts)
+        loaded.ledger.note("graphs")
     if device.compiles_launches:
         _warm_up(config, runner, size, loaded.part.vocab_size)
+        loaded.ledger.note("first_steps")
     if graphs is not None:
         with _capturing("steps with prompts"):
             runner.capture_mixed_graphs(graphs, scheduler.max_num_batched_tokens, most_drafts)
+        loaded.ledger.note("graphs")
     if device.compiles_launches:
         # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
         gc.collect()

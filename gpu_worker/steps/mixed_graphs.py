@@ -24,6 +24,7 @@ from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import SamplingRows, gather_inputs
 
 _NUM_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+MOST_GRAPH_TOKENS = _NUM_TOKENS[-1]
 _NUM_ROWS = (8, 64)
 """Attention splits the contexts of a few rows more finely than those of many."""
 

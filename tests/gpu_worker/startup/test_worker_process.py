@@ -234,7 +234,7 @@ sys.exit(main(sys.argv[1:]))
 def test_it_ends_even_if_it_cannot_leave_its_group(
     checkpoint: Callable[..., Checkpoint], start_worker: StartWorker
 ) -> None:
-    """A thread is stuck, for which an ordinary exit would wait. Graphs, which hold on to the group, are gone by then."""
+    """A thread is stuck, for which an ordinary exit would wait. Graphs, which hold the group, are gone by then."""
     peer = start_worker(checkpoint("llama")[0], program=("-c", _STUCK))
     peer.receive()
     peer.process.send_signal(signal.SIGTERM)
