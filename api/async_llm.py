@@ -37,7 +37,7 @@ from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
-from penstock.ipc.messages import ImageRef
+from penstock.ipc.messages import EngineReady, ImageRef
 from penstock.options import APART_ONLY, config_of, quiet
 from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
@@ -100,6 +100,14 @@ class AsyncLLM:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
         await self.service()
+
+    async def facts(self) -> EngineReady:
+        """What the engine has reported of itself; starts it if necessary.
+
+        Raises:
+            ConfigError: if the configuration or the checkpoint cannot work.
+        """
+        return await (await self.service()).engine.wait_ready(_READY_SECONDS)
 
     async def service(self) -> Service:
         """The service behind a server's handlers, which answers requests. Started if it is not running.

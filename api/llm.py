@@ -66,11 +66,11 @@ class LLM:
         self._background = background = _Background()
         self._finalizer = weakref.finalize(self, _close, background, self._llm)
         try:
-            background.run(self._llm.start())
+            facts = background.run(self._llm.facts())
         except BaseException:
             self.close()
             raise
-        self._max_in_flight = _ROWS_AHEAD * self._llm.config.scheduler.max_num_seqs
+        self._max_in_flight = _ROWS_AHEAD * facts.max_num_seqs
 
     def generate(
         self,

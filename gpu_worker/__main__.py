@@ -1,9 +1,11 @@
 """The worker process: `python -m penstock.gpu_worker --config-fd N`."""
 
+import os
 import signal
 import sys
 import time
 from types import FrameType
+from typing import NoReturn
 
 import structlog
 import zmq
@@ -19,7 +21,7 @@ from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, 
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
-from penstock.ipc.logs import refuse
+from penstock.ipc.logs import flush_logs, refuse
 from penstock.ipc.messages import ToWorker
 from penstock.ipc.parent import Parent, Word
 
@@ -58,6 +60,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
     except Exception as error:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
         return EXIT_FAILED
+    code: int | str | None = EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, rank.name, Codec(ToWorker), keys)
     try:
@@ -76,17 +79,32 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
         code = loop.run()
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
+        return code
+    except SystemExit as stop:
+        code = stop.code
+        raise
     finally:  # even after SIGTERM: an open socket would keep the context, and so the process, alive for ever
         channel.close()
         context.term()
         if started.stage is not None:
             started.stage.close()
-        started.ranks.close()
+        started.runner.drop_graphs()
+        has_left = started.ranks.close()
         if started.handover is not None:
             started.handover.close()
         if profiler is not None:
             profiler.close()
-    return code
+        if not has_left:
+            _end_at_once(code)
+
+
+def _end_at_once(code: int | str | None) -> NoReturn:
+    """End the process although a thread is stuck in a library, which an ordinary exit would wait for."""
+    error = sys.exception()
+    is_failure = error is not None and not isinstance(error, SystemExit)
+    log.warning("other ranks do not let this one go: it ends without them", exc_info=error if is_failure else None)
+    flush_logs()
+    os._exit(code if isinstance(code, int) else EXIT_FAILED if code else 0)
 
 
 def _staged(started: Started, channel: SyncDealer[ToWorker]) -> tuple[Runner, Channel]:

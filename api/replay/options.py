@@ -32,7 +32,8 @@ def replay_config(run: Run, given: Namespace) -> Config:
     names = {flag.field for flag in flags(GROUPS)}
     recorded = {name: value for group in run.header.options.values() for name, value in group.items() if name in names}
     hello = run.hello()
-    sizes = {"num_pages": hello.num_pages}
+    sizes = {"num_pages": hello.num_pages, "page_size": hello.page_size}
+    sizes |= {"max_num_seqs": hello.max_num_seqs, "max_num_batched_tokens": hello.max_num_batched_tokens}
     if "model" not in given:  # a different model may have a different limit
         sizes["max_model_len"] = hello.max_model_len
     neutral = {name: value for name, value in _NEUTRAL.items() if name in names}

@@ -3,7 +3,8 @@
     python -m bench.engine.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
 
 Three figures per batch. `step`: between the results of two decode steps, through scheduler and runner at pipeline
-depth 1. `queued`: the same plans executed again with several of them queued, so that the device waits for nobody.
+depth 1. `queued`: the plans of these steps, and of no others, executed again with several of them queued, so that the
+device waits for nobody.
 `exposed`: the difference, which is host time that the device had to wait for. Weights are random.
 """
 
@@ -35,6 +36,16 @@ def decode_times(run: Run, batch: int) -> list[float]:
     ]
 
 
+def whole_steps(run: Run, batch: int) -> range:
+    """The steps that decode the whole batch and nothing else.
+
+    They are neighbours: before them prompts are computed, and behind them are fewer rows, because those that were
+    computed first end first.
+    """
+    found = [i for i, step in enumerate(run.steps) if step.num_rows == step.num_tokens == batch]
+    return range(found[0], found[-1] + 1)
+
+
 def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2, weight_bits: float = 16) -> float:
     """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values.
 
@@ -51,8 +62,8 @@ def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, n
     engine.run(prompts, sampling_of([4] * batch))
     run = engine.run(prompts, sampling_of(lens))
     times = decode_times(run, batch)
-    first = next(i for i, step in enumerate(run.steps) if step.num_rows == step.num_tokens == batch)
-    queued, launching = engine.repeat(run.plans, first)
+    timed = whole_steps(run, batch)
+    queued, launching = engine.repeat(run.plans[: timed.stop], timed.start)
     step = statistics.median(times)
     return {
         "batch": batch,
@@ -61,7 +72,7 @@ def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, n
         "queued_ms": queued * 1e3,
         "exposed_ms": max(0.0, step - queued) * 1e3,
         "launch_ms": launching * 1e3,
-        "idle_us": statistics.median(s.idle_us for s in run.steps[first + 1 :]),
+        "idle_us": statistics.median(run.steps[i].idle_us for i in timed[1:]),
         "bytes_read": bytes_read(model, batch, context + num_steps / 2),
     }
 

@@ -25,6 +25,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     steps: StepCosts | None = None  # measured with the engine, for these formats; None: steps follow the roofline
     measured_at: float = 0.0  # seconds since 1970; 0: published figures
 
+    @property
+    def gpu_memory(self) -> float | None:
+        """Bytes of a GPU; None for a CPU: only CPUs are measured."""
+        return self.memory if self.steps is None else None
+
     def rate(self, product: str) -> float:
         """Operations per second; formats that the device cannot multiply are computed in 16 bits."""
         return self.flops.get(product, self.flops["fp16"])

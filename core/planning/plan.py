@@ -15,13 +15,13 @@ import msgspec
 from penstock.core.checkpoint.shards.stages import stage_shares
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.options import ConfigError
+from penstock.core.config.step_limits import USUAL_LEN, StepLimits
 from penstock.core.planning.costs import BYTES, Chunk, Chunks, Costs, widest
 from penstock.core.planning.machines import Machine
 from penstock.core.planning.rank_parts import RankPart, rank_parts
 
 Bound = Literal["memory", "compute", "link", "host"]
 """`host`: most of the step is overhead per step, layer and sequence, which does not depend on the model's size."""
-_STEP_TOKENS = 8192  # tokens of the step whose activations must fit
 _CPU_ACTIVATION = 4.0  # bytes per activation on a measured machine, which is a CPU
 _MOST = 1 << 14  # most sequences at once
 _STAGES = (1, 2, 3, 4, 6, 8)
@@ -103,8 +103,13 @@ class Plan(NamedTuple):
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger with room for the activations of a large step."""
-        return self.ledger_of(_STEP_TOKENS)
+        """The ledger with room for the activations of the largest step."""
+        return self.ledger_of(StepLimits.for_device(self.machine.gpu_memory).max_num_batched_tokens)
+
+    @property
+    def limits(self) -> StepLimits:
+        """The sizes of steps, if the options leave them to the device."""
+        return StepLimits.for_device(self.machine.gpu_memory, self.max_batch(USUAL_LEN))
 
     def ledger_of(self, step_tokens: int) -> Ledger:
         """Return the ledger with room for the activations of a step of `step_tokens`."""

@@ -153,7 +153,7 @@ class Deadline(Policy):
         prefill_us = view.prefill_us(num_tokens, num_cached)
         num_rows, num_context, tightest = self._current_load()
         decodes_us = view.decode_us(num_rows, num_context) if num_rows else 0.0
-        num_steps = ceil(num_tokens / options.max_num_batched_tokens)
+        num_steps = ceil(num_tokens / view.max_num_batched_tokens)
         longest_us = min(options.max_prefill_ms * 1e3 or inf, tightest * 1e6)
         if num_rows and longest_us < inf:
             room_us = max(longest_us - decodes_us, _LEAST_PART * longest_us)

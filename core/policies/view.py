@@ -27,12 +27,15 @@ class View:
     kv: KVPages  # of the current worker
     running: Rows  # of the current worker
 
-    __slots__ = ("_pace", "kv", "max_num_seqs", "options", "renew", "running")
+    __slots__ = ("_pace", "kv", "max_num_batched_tokens", "max_num_seqs", "options", "renew", "running")
 
-    def __init__(self, options: SchedulerOptions, pace: PrefillPace) -> None:
+    def __init__(
+        self, options: SchedulerOptions, pace: PrefillPace, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
         self.options = options
         self._pace = pace
-        self.max_num_seqs = options.max_num_seqs  # rows of the current worker
+        self.max_num_seqs = max_num_seqs  # rows of the current worker
+        self.max_num_batched_tokens = max_num_batched_tokens  # of its steps
         self.renew: Callable[[Request], None] = _no_key
         """Asks for a request's key to be recomputed soon; each step recomputes a bounded number."""
 

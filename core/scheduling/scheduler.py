@@ -96,7 +96,7 @@ class Scheduler:
         self._pace = PrefillPace(
             options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
         )
-        self._follow_policy()
+        self._follow_policy(limits)
         self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
         self._disk_totals = DiskTotals()
         self.handovers: Handovers | None = None
@@ -109,11 +109,11 @@ class Scheduler:
         """Return a scheduler for the first worker that said hello."""
         return cls(options, WorkerLimits.of(options, hello))
 
-    def _follow_policy(self) -> None:
+    def _follow_policy(self, limits: WorkerLimits) -> None:
         """Set up only the hooks that the policy overrides: the others cost nothing."""
         policy = self.policy
         policy.max_delay = self._options.max_policy_delay or policy.max_delay
-        self._view = View(self._options, self._pace)
+        self._view = View(self._options, self._pace, limits.max_num_seqs, limits.max_num_batched_tokens)
         self.levels: Levels | None = None  # otherwise all requests are on one level
         if policy.overrides("key"):
             self.levels = Levels(policy, self.waiting)
@@ -133,6 +133,7 @@ class Scheduler:
         )  # fmt: skip
         self._swapping = swapping = make_swapping(self._options.preemption, self.kv.tiers, limits, self._pace)
         self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs
+        self._view.max_num_batched_tokens = limits.max_num_batched_tokens
         self.running = self._view.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
         self.disk = make_moves(limits.num_disk_places, self.kv, self.waiting, self._disk_totals, self._pace)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.core.checkpoint.page_limits import longest_sequence
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.config.step_limits import bounded
 from penstock.core.kv.snapshots import Snapshots, SnapshotTotals
 from penstock.core.sequences.drain_rate import DrainRate
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -54,8 +55,8 @@ class WorkerLimits:
         return cls(
             num_pages=hello.num_pages,
             page_size=hello.page_size,
-            max_num_seqs=min(options.max_num_seqs, hello.max_num_seqs),
-            max_num_batched_tokens=min(options.max_num_batched_tokens, hello.max_num_batched_tokens),
+            max_num_seqs=bounded(options.max_num_seqs, hello.max_num_seqs),
+            max_num_batched_tokens=bounded(options.max_num_batched_tokens, hello.max_num_batched_tokens),
             max_model_len=hello.max_model_len,
             vocab_size=hello.vocab_size,
             window_groups=hello.window_groups,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.core.checkpoint.state_limits import num_empty_pages, num_snapshots
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.step_limits import StepLimits
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.planning.plan import Plan
 from penstock.core.simulation.arrivals import Arrival, Targets
@@ -55,9 +56,11 @@ class Machine(NamedTuple):
     copy_speed: float = 10e9  # bytes per second between device and host
     state_bytes: int = 0  # per sequence, if layers keep states; they take memory from the pool
     tower: Tower | None = None  # None: the model takes only text
+    limits: StepLimits = StepLimits()  # of steps, where options leave them to the device
 
     def hello(self, config: Config) -> WorkerHello:
         """Return the hello of a worker that is started with these options."""
+        config = replace(config, scheduler=self.limits.fill(config.scheduler))
         options = config.scheduler
         max_model_len = min(config.model.max_model_len or self.max_model_len, self.max_model_len)
         num_pages = config.worker.num_pages or self._num_pages(config, max_model_len)
@@ -133,6 +136,7 @@ def planned_machine(plan: Plan, efficiency: float) -> Machine:
         costs.decoder.vocab_size,
         costs.kv_bytes_per_token,
         state_bytes=costs.state_bytes,
+        limits=plan.limits,
     )
 
 
@@ -152,13 +156,15 @@ def measured(path: Path) -> Measured:
     """
     if not _is_recording(path):
         trace = read_trace(path)
-        page_size = Config().scheduler.page_size  # a trace does not have it; sizes are in tokens from here on
+        limits = StepLimits()  # a trace does not have them; sizes are in tokens from here on
+        page_size = limits.page_size
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
         state_bytes, tower = 0, None
         steps, arrivals, delays, admission = trace.steps, trace.arrivals, list[Delays](), 0.0
     else:
         run = read_run(path)
         hello = run.hello()
+        limits = StepLimits(hello.max_num_seqs, hello.max_num_batched_tokens, hello.page_size)
         page_size = hello.page_size
         per_token, state_bytes = hello.page_bytes / page_size, hello.state_bytes
         num_slots = hello.num_pages * page_size
@@ -175,7 +181,7 @@ def measured(path: Path) -> Measured:
         admission=admission or _TYPICAL.admission,
         scheduler=timing.scheduler or _TYPICAL.scheduler,
     )
-    machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes, tower=tower)
+    machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes, tower=tower, limits=limits)
     return Measured(machine, steps, arrivals, delays, page_size)
 
 

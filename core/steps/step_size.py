@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.config.step_limits import bounded
 from penstock.core.steps.plan_builder import InFlightStep
 
 _MAX_CUTS = 3
@@ -31,10 +32,10 @@ class StepSize:
         if num_tokens < 2:
             return False
         self._num_cuts += 1
-        max_num_tokens = min(options.max_num_batched_tokens, num_tokens // 2)
+        max_num_tokens = bounded(options.max_num_batched_tokens, num_tokens // 2)
         max_num_seqs = options.max_num_seqs
         if num_rows == num_tokens:  # otherwise a chunk was too long
-            max_num_seqs = min(max_num_seqs, num_rows // 2)
+            max_num_seqs = bounded(max_num_seqs, num_rows // 2)
         self.options = replace(options, max_num_batched_tokens=max_num_tokens, max_num_seqs=max_num_seqs)
         return True
 

@@ -90,10 +90,10 @@ class CudaDevice:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         free, total = torch.cuda.mem_get_info()
-        allocated = torch.cuda.memory_allocated()
+        reserved = torch.cuda.memory_reserved()
         step()
         torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - allocated
+        peak = torch.cuda.max_memory_reserved() - reserved
         torch.cuda.empty_cache()
         return MemoryUse(total, total - free, peak)
 

@@ -71,7 +71,7 @@ class MemoryUse(NamedTuple):
 
     total: int
     in_use: int  # by everything, before the step
-    peak: int  # additionally, at the step's peak
+    peak: int  # additionally, at the step's peak; all that was taken from the device, with what lies between tensors
 
 
 class Device(Protocol):

@@ -1,9 +1,11 @@
 """Ranks over torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
 import os
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,8 +14,13 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from penstock.core.config import ConfigError
 from penstock.core.config.ranks import Place
 
+log = structlog.get_logger()
+
 MEETING_TIME = timedelta(minutes=10)
 """For all ranks to arrive: they may start at different times on different hosts."""
+
+LEAVING_SECONDS = 5.0
+"""For a rank to leave its group."""
 
 SILENCE_TIME = timedelta(hours=1)
 """For a call. A dead rank is noticed by its closed connections, and a hanging one by the scheduler."""
@@ -40,7 +47,7 @@ def meet(address: str, place: Place, device: torch.device) -> "Distributed":
         timeout=SILENCE_TIME,
         device_id=device if device.type == "cuda" else None,
     )
-    return Distributed(place)
+    return Distributed(place, device)
 
 
 def _store(address: str, number: int, num_ranks: int) -> Store:
@@ -59,16 +66,17 @@ def _store(address: str, number: int, num_ranks: int) -> Store:
 class Distributed:
     """See `Ranks`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, device: torch.device) -> None:
         """Every rank of the group must make this object at the same time, once `torch.distributed` is set up."""
         self.place = place
+        self._device = device
         stages = range(place.num_stages)
         # Every rank must take part in making each subgroup.
         groups = [
             dist.new_group([place._replace(stage=i, tensor=j).number for j in range(place.num_tensor)]) for i in stages
         ]
         self._stage = groups[place.stage]
-        self._is_open = True
+        self._leaving: threading.Thread | None = None  # since `close`
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x, group=self._stage)
@@ -91,7 +99,18 @@ class Distributed:
         dist.recv(x, self.place._replace(stage=stage).number)
         return x
 
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
+    def close(self) -> bool:
+        if self._leaving is None:
+            self._leaving = threading.Thread(target=self._leave, daemon=True)
+            self._leaving.start()
+            self._leaving.join(LEAVING_SECONDS)
+        return not self._leaving.is_alive()
+
+    def _leave(self) -> None:
+        """NCCL may wait for ranks that are gone, and so may the device, in a call that they did not answer."""
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
             dist.destroy_process_group()
+        except RuntimeError as error:
+            log.warning("the group of ranks was broken when this one left it", reason=str(error).partition("\n")[0])

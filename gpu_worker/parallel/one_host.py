@@ -44,8 +44,8 @@ class OneHost:
     def receive(self, x: Tensor, stage: int) -> Tensor:
         return self._others.receive(x, stage)
 
-    def close(self) -> None:
-        self._others.close()
+    def close(self) -> bool:
+        return self._others.close()
 
 
 def in_shared_memory(ranks: Ranks, library: Library) -> Ranks:

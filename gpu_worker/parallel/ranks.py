@@ -46,5 +46,10 @@ class Ranks(Protocol):
     def receive(self, x: Tensor, stage: int) -> Tensor:
         """Fill `x` with what the rank with the same tensor number in that stage sends next."""
 
-    def close(self) -> None:
-        """Leave the group. Idempotent."""
+    def close(self) -> bool:
+        """Leave the group. Idempotent. Captured graphs with calls of it must be gone by then.
+
+        Returns:
+            False if that takes too long, because others are gone or do not answer: then a thread of this process is
+            stuck in it for good, and only `os._exit` ends the process.
+        """

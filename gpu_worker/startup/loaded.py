@@ -27,6 +27,8 @@ from penstock.gpu_worker.models.model import Model, SeesImages
 from penstock.gpu_worker.parallel.open import open_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.identity import reading_weights
+from penstock.gpu_worker.startup.memory_ledger import MemoryLedger
+from penstock.gpu_worker.startup.step_limits import with_limits
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
@@ -40,6 +42,7 @@ log = structlog.get_logger()
 class Loaded(NamedTuple):
     """A model on its device, and what serves it."""
 
+    config: Config  # with the sizes that the options left to the device
     checkpoint: Checkpoint
     part: ModelConfig  # of the model: that of this rank
     model: Model
@@ -52,6 +55,7 @@ class Loaded(NamedTuple):
     drafter: Prepared | None
     bytes_read: int  # of the checkpoint's tensors
     seconds: float
+    ledger: MemoryLedger
 
     @property
     def tower(self) -> "Tower | None":
@@ -72,6 +76,7 @@ def load(config: Config, rank: Rank) -> Loaded:
     check_states(whole, config)
     part = rank_part(whole, config.parallel, rank.number)
     device = open_device(worker.device, worker.num_threads, worker.cpu_kernels, rank.cores)
+    ledger = MemoryLedger(device)
     ranks = open_ranks(config, rank.number, device.torch_device, device.library)
     device.adapt_to(4 * part.num_step_weights)
     is_quantized = device.library is not None and part.quantization is not None
@@ -95,14 +100,17 @@ def load(config: Config, rank: Rank) -> Loaded:
         else:
             model = dummy_model(part, dtype, device, ranks)
         weights = weights_digest()
+    kv_type = dtype if kv_format is None else KV_FORMATS[kv_format]
+    config = with_limits(config, part, kv_type, device, ranks)
     speculative, drafter = speculative_config(worker.speculative_config), None
     if speculative is not None:
         with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):
             drafter = prepare_drafter(speculative, Target(config, part, model, dtype, device, _passes))
     device.give_back()
+    ledger.note("weights")
     return Loaded(
-        checkpoint, part, model, device, ranks, dtype, dtype if kv_format is None else KV_FORMATS[kv_format],
-        weights, speculative, drafter, bytes_read.total, time.monotonic() - began,
+        config, checkpoint, part, model, device, ranks, dtype, kv_type, weights, speculative, drafter,
+        bytes_read.total, time.monotonic() - began, ledger,
     )  # fmt: skip
 
 

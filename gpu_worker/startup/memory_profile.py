@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,15 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
+from penstock.gpu_worker.steps.mixed_graphs import MOST_GRAPH_TOKENS
+from penstock.kernels.sampling.sampling import SamplingNeeds, sample
+
+
+class Budget(NamedTuple):
+    """Bytes of a device."""
+
+    pool: int
+    activations: int = 0  # the measured peak of the largest step, beside the pool
 
 
 def pool_budget(
@@ -28,8 +38,8 @@ def pool_budget(
     kv: KVType,
     device: Device,
     draft: Computed | None = None,
-) -> int:
-    """Bytes for the pool.
+) -> Budget:
+    """What is left for the pool.
 
     On a device with its own memory: the allowed share, minus weights, row state and the measured peak of activations.
     `draft`: a draft model that computes batches of the same size between the model's.
@@ -39,10 +49,16 @@ def pool_budget(
     """
     computed = [Computed(model, page_groups(model.config, config.scheduler.page_size), kv)]
     computed += [] if draft is None else [draft]
-    measured = device.measure(partial(_run_largest_batches, config, computed, dtype, device))
+    most = config.scheduler.max_num_batched_tokens
+    measured = device.measure(partial(_run_largest_batches, config, computed, dtype, device, most))
     if measured is None:
-        return cpu_budget(config, device)
+        return Budget(cpu_budget(config, device))
     total, in_use, activations = measured  # in use: weights, the CUDA context, and other processes on this GPU
+    in_graphs = 0
+    if not config.worker.enforce_eager:  # graphs keep tensors of their own, as many as their largest batch needs
+        parts = config, computed, dtype, device, min(most, MOST_GRAPH_TOKENS)
+        of_graphs = device.measure(partial(_run_largest_batches, *parts, draws=False))
+        in_graphs = 0 if of_graphs is None else of_graphs.peak
     rows = row_state_bytes(config, model.config)
     rows += (config.scheduler.max_num_seqs + 1) * model.config.state_bytes
     if draft is not None:
@@ -50,9 +66,8 @@ def pool_budget(
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
     # The measured batch has no earlier context. A real one may need as much again.
     expanded = scratch_numbers(latents) * dtype.itemsize if latents else 0
-    # Graphs keep their own tensors, but for batches no larger than the measured one.
-    num_copies = 1 if config.worker.enforce_eager else 2
-    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows - expanded
+    allowed = int(total * config.worker.gpu_memory_utilization)
+    return Budget(allowed - in_use - activations - in_graphs - rows - expanded, activations)
 
 
 def row_state_bytes(config: Config, model: ModelConfig) -> int:
@@ -69,16 +84,25 @@ def longest_sequence(config: Config, model: ModelConfig) -> int:
     return config.model.max_model_len or model.max_model_len
 
 
-def _run_largest_batches(config: Config, computed: Sequence[Computed], dtype: torch.dtype, device: Device) -> None:
+def _run_largest_batches(
+    config: Config,
+    computed: Sequence[Computed],
+    dtype: torch.dtype,
+    device: Device,
+    num_tokens: int,
+    *,
+    draws: bool = True,
+) -> None:
     for each in computed:
-        _run_largest_batch(config, each, dtype, device)
+        _run_largest_batch(config, each, dtype, device, num_tokens, draws)
 
 
-def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, device: Device) -> None:
-    """Run as many rows and tokens as a step may have, all on one page."""
+def _run_largest_batch(
+    config: Config, computed: Computed, dtype: torch.dtype, device: Device, num_tokens: int, draws: bool
+) -> None:
+    """Run as many rows as a step may have, all on one page; `draws`: and draw a token for each."""
     model, groups, kv = computed
     page_size = config.scheduler.page_size
-    num_tokens = config.scheduler.max_num_batched_tokens
     num_rows = min(config.scheduler.max_num_seqs, num_tokens)
     lens = np.full(num_rows, num_tokens // num_rows, dtype=np.int32)
     lens[: num_tokens % num_rows] += 1
@@ -88,7 +112,12 @@ def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, d
     inputs, _ = make_inputs(batch, state, device, page_size)
     states = state_slots(model.config, num_rows, device.torch_device)
     hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
-    if isinstance(model.config, Decoder) and not model.config.has_head:
+    if not draws or (isinstance(model.config, Decoder) and not model.config.has_head):
         return
-    logits = model.logits(hidden[:num_rows]).float()
-    logits.sort(dim=-1)  # sampling with filters needs at most this much
+    logits = model.logits(hidden[:num_rows])
+    kept = logits.clone()  # log-probabilities are those of logits before they are edited
+    rows, sampling = torch.arange(num_rows, device=logits.device), state.sampling
+    for its in (sampling.temperature, sampling.top_p, sampling.repetition_penalty):
+        its.fill_(0.5)
+    sample(logits, rows, torch.ones_like(rows), sampling, SamplingNeeds(*[True] * len(SamplingNeeds._fields)))
+    del kept

@@ -11,7 +11,7 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.startup.disk_tier import staging_bytes
 from penstock.gpu_worker.startup.loaded import Loaded
-from penstock.gpu_worker.startup.memory_profile import pool_budget
+from penstock.gpu_worker.startup.memory_profile import Budget, pool_budget
 from penstock.gpu_worker.state.host_pages import HostPages, NoHostMemoryError
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_name, page_bytes, page_groups, plan_pool
 from penstock.gpu_worker.state.state_slots import state_slots
@@ -30,6 +30,7 @@ class PoolPlan(NamedTuple):
     groups: tuple[PageGroup, ...]
     size: PoolSize
     num_snapshots: int  # copies of rows' states
+    activations: int  # bytes of the largest step; 0: not measured
 
 
 def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
@@ -43,7 +44,7 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     with no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
         beside = None if drafter is None else drafter.computed
         parts = config, loaded.model, loaded.dtype, loaded.kv_type, device, beside
-        budget = 0 if worker.num_pages else pool_budget(*parts)
+        budget, activations = Budget(0) if worker.num_pages else pool_budget(*parts)
     if drafter is not None:
         budget -= drafter.row_bytes * (scheduler.max_num_seqs + 1)
     groups = page_groups(loaded.model.config, scheduler.page_size)
@@ -56,7 +57,7 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     draft_page_bytes = 0 if drafter is None else drafter.page_bytes
     size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)
     snapshots = num_snapshots(config, loaded.part.state_bytes, size.num_pages) if takes_snapshots else 0
-    return PoolPlan(groups, size, snapshots)
+    return PoolPlan(groups, size, snapshots, activations)
 
 
 def make_pool(config: Config, loaded: Loaded, plan: PoolPlan, *, has_dummy_page: bool) -> KVPool:

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from penstock.core.config import Config, channel_keys
 from penstock.core.config.ranks import ONLY_RANK, Rank
-from penstock.gpu_worker.devices.device import Device, Graphs
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.disk.mover import DiskMover
@@ -71,12 +72,13 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         ConfigError: if the configuration or the checkpoint cannot work.
     """
     loaded = load(config, rank)
-    model, ranks = loaded.model, loaded.ranks
+    config, model, ranks = loaded.config, loaded.model, loaded.ranks
     if not model.can_be_captured:
         config = replace(config, worker=replace(config.worker, enforce_eager=True))
     plan = choose_pool(config, loaded)
     runner, kv = _make_runner(config, rank, loaded, plan)
     log_pool(config, loaded, plan)
+    loaded.ledger.tell(plan.activations)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)
     disk = None
     if config.worker.disk_kv:
@@ -111,14 +113,27 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
         if loaded.drafter is not None:
             make = partial(loaded.drafter.make, size.num_pages)
             runner.draft_with(make if rank.num_ranks > 1 else partial(guarded, make))
+    loaded.ledger.note("pool_and_rows")
     if loaded.tower is not None:
         from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
 
         runner.image_store = EmbeddingStore(loaded.tower)
+    most_drafts = 0 if loaded.speculative is None else loaded.speculative.num_speculative_tokens
     if graphs is not None:
-        _capture(runner, graphs, loaded.dtype)
+        with _capturing("decodes"):
+            runner.capture_graphs(graphs, loaded.dtype, most_drafts)
+        loaded.ledger.note("graphs")
     if device.compiles_launches:
         _warm_up(config, runner, size, loaded.part.vocab_size)
+        loaded.ledger.note("first_steps")
+    if graphs is not None:
+        with _capturing("steps with prompts"):
+            runner.capture_mixed_graphs(graphs, scheduler.max_num_batched_tokens, most_drafts)
+        loaded.ledger.note("graphs")
+    if device.compiles_launches:
+        # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
+        gc.collect()
+        gc.freeze()
     return runner, kv
 
 
@@ -140,13 +155,14 @@ def open_stage(config: Config, runner: ModelRunner, ranks: Ranks, device: Device
     return StageRunner(runner, pipeline, config.scheduler.max_num_seqs + 1)
 
 
-def _capture(runner: ModelRunner, graphs: Graphs, dtype: torch.dtype) -> None:
+@contextmanager
+def _capturing(what: str) -> Iterator[None]:
     began = time.monotonic()
     with no_memory_for(
         "CUDA graphs", "lower --gpu-memory-utilization, --num-pages or --max-num-seqs, or set --enforce-eager"
     ):
-        runner.capture_graphs(graphs, dtype)
-    log.info("captured CUDA graphs", seconds=round(time.monotonic() - began, 2))
+        yield
+    log.info("captured CUDA graphs", of=what, seconds=round(time.monotonic() - began, 2))
 
 
 def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: int) -> None:
@@ -168,6 +184,3 @@ def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: in
             ),
         )
     log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
-    # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
-    gc.collect()
-    gc.freeze()

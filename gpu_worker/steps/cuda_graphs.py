@@ -28,17 +28,17 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import SamplingRows, gather_inputs
 
-_MAX_GRAPH_ROWS = 512
+MAX_GRAPH_ROWS = 512
 """Larger decode batches are bound by the device even when launched kernel by kernel."""
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
+def graph_sizes(most_rows: int) -> list[int]:
     """Rows of the graphs, largest first: 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond.
 
     The spacing limits the waste by padding; vLLM and SGLang use about the same.
     """
-    most = min(max_num_seqs, _MAX_GRAPH_ROWS)
-    sizes = {size for size in (1, 2, 4, *range(8, 257, 8), *range(288, _MAX_GRAPH_ROWS + 1, 32)) if size < most}
+    most = min(most_rows, MAX_GRAPH_ROWS)
+    sizes = {size for size in (1, 2, 4, *range(8, 257, 8), *range(288, MAX_GRAPH_ROWS + 1, 32)) if size < most}
     return sorted(sizes | {most}, reverse=True)
 
 
@@ -80,11 +80,11 @@ class DecodeGraphs:
         device: Device,
         *,
         dummy_row: int,
-        max_num_seqs: int,
+        most_rows: int,
         max_model_len: int,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype`: of activations."""
+        """`most_rows` of a step, where each draft token of a sequence has one. `dtype`: of activations."""
         self._model = model
         self._kv = kv
         self._state = state
@@ -94,7 +94,7 @@ class DecodeGraphs:
         self._max_model_len = max_model_len
         self._dtype = dtype
         self._page_size = kv.page_size
-        self._sizes = graph_sizes(max_num_seqs)
+        self._sizes = graph_sizes(most_rows)
         self._graphs: dict[int, _Graph] = {}
         self._size_for = np.zeros(self._sizes[0] + 1, dtype=np.int64)  # num rows -> graph size
         for size in self._sizes:

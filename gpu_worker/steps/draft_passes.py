@@ -42,7 +42,7 @@ class DraftPasses:
         self._graphs = DecodeGraphs(
             *(self._model, self._kv, self._state, graphs, self._device),
             dummy_row=num_rows,
-            max_num_seqs=num_rows,
+            most_rows=num_rows,
             max_model_len=self._max_len,
             dtype=self._dtype,
         )

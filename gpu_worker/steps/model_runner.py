@@ -19,7 +19,7 @@ from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
+from penstock.gpu_worker.steps.cuda_graphs import MAX_GRAPH_ROWS, DecodeGraphs
 from penstock.gpu_worker.steps.drafts import DraftedStep, Drafts
 from penstock.gpu_worker.steps.host_step import (
     HostBatch,
@@ -32,6 +32,7 @@ from penstock.gpu_worker.steps.host_step import (
 )
 from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
 from penstock.gpu_worker.steps.logprobs import prompt_scores, score
+from penstock.gpu_worker.steps.mixed_graphs import MixedGraphs, can_mix, mixed_sizes
 from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling.sampling import sample
@@ -97,6 +98,7 @@ class ModelRunner:
         self.image_store: EmbeddingStore | None = None  # for a model that takes images
         self._image_rows: ImageRows | None = None  # made with the first row that has images
         self._graphs: DecodeGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
         self._ended: Mark | None = None  # end of the last launched step
         self.host_pages: HostPages | None = None  # a tier below the pool
         self.check_drawn: Callable[[Tensor], None] | None = None  # gets the tokens of each step
@@ -105,8 +107,14 @@ class ModelRunner:
         """Used and total bytes of the device."""
         return self._device.memory_use()
 
-    def capture_graphs(self, graphs: Graphs, dtype: torch.dtype) -> None:
-        """Capture decode steps as CUDA graphs; `dtype` is the activations' dtype."""
+    def capture_graphs(self, graphs: Graphs, dtype: torch.dtype, most_drafts: int = 0) -> None:
+        """Capture decode steps as CUDA graphs.
+
+        Args:
+            graphs: the device.
+            dtype: the activations' dtype.
+            most_drafts: most tokens that are drafted for a row in a step.
+        """
         self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
         self._graphs = DecodeGraphs(
             self._model,
@@ -115,13 +123,37 @@ class ModelRunner:
             graphs,
             self._device,
             dummy_row=self._max_num_seqs,
-            max_num_seqs=self._max_num_seqs,
+            most_rows=self._max_num_seqs * (1 + most_drafts),
             max_model_len=self._max_model_len,
             dtype=dtype,
         )
         self._graphs.capture()
         if self._drafter is not None:
             self._drafter.capture(graphs)
+
+    def capture_mixed_graphs(self, graphs: Graphs, max_num_batched_tokens: int, most_drafts: int = 0) -> int:
+        """Capture steps with chunks of prompts, if the model allows it; return how many sizes there are.
+
+        Call this after `capture_graphs`, and after the kernels of steps without graphs have been compiled: from now on
+        only long steps go without. Arguments are as in `capture_graphs`.
+        """
+        config = self._model.config
+        if not isinstance(config, Decoder) or not can_mix(self._model, self._kv):
+            return 0
+        most_rows = min(self._max_num_seqs * (1 + most_drafts), MAX_GRAPH_ROWS)
+        sizes = mixed_sizes(config, max_num_batched_tokens, most_rows, self._max_model_len)
+        self._mixed_graphs = MixedGraphs(
+            *(self._model, self._kv, self._state, graphs, self._device),
+            dummy_row=self._max_num_seqs,
+            sizes=sizes,
+            max_model_len=self._max_model_len,
+        )
+        self._mixed_graphs.capture()
+        return len(sizes)
+
+    def drop_graphs(self) -> None:
+        """Launch all steps kernel by kernel from now on. Graphs hold on to the group of ranks that they call."""
+        self._graphs = self._mixed_graphs = None
 
     def clear_rows(self) -> None:
         """Forget all sequences."""
@@ -356,15 +388,23 @@ class ModelRunner:
             if self._pooler is not None:
                 self._pooler.take(batch, hidden)
             return hidden, sampling, None
-        inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-        self._begin_masks(batch, drafted)  # not earlier, because two Python threads slow each other down
-        hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
+        size = None if self._mixed_graphs is None or images is not None else self._mixed_graphs.size_for(batch)
+        sampled: Tensor | None = None
+        if self._mixed_graphs is not None and size is not None:
+            self._begin_masks(batch, drafted)
+            hidden, sampled, sampling = self._mixed_graphs.replay(batch, size)
+        else:
+            inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
+            self._begin_masks(batch, drafted)  # not earlier, because two Python threads slow each other down
+            hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
         self._tell_drafter(batch, hidden)
         if self._pooler is not None:
             self._pooler.take(batch, hidden)
         prompt = None
         if self._state.has_logprobs:
             prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
+        if sampled is not None:
+            return sampled, sampling, prompt
         if sampling.logits_indices.shape[0] != hidden.shape[0]:
             hidden = hidden.index_select(0, sampling.logits_indices)
         return hidden, sampling, prompt

@@ -148,7 +148,7 @@ def test_what_is_not_honoured_is_an_error(checkpoint: Checkpoint) -> None:
         SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
     for options, words in (
         ({"max_num_seq": 3}, "max_num_seqs"),
-        ({"max_num_seqs": 0}, "max_num_seqs 0: Expected `int` >= 1"),
+        ({"max_num_seqs": -1}, "max_num_seqs -1: Expected `int` >= 0"),
         ({"page_size": 3}, "page_size must be a power of two, got 3"),
         ({"port": 8000}, "port is an option of `penstock serve` that has no effect here"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),

@@ -13,10 +13,24 @@ PreemptionKind = Literal["recompute", "swap", "auto"]
 class SchedulerOptions(Options, frozen=True):
     """How steps are filled."""
 
-    max_num_seqs: Annotated[int, Meta(description="Most sequences in one step (rows).", ge=1, le=4096)] = 64
-    max_num_batched_tokens: Annotated[int, Meta(description="Most tokens computed in one step.", ge=1, le=1 << 20)] = (
-        2048
-    )
+    max_num_seqs: Annotated[
+        int,
+        Meta(
+            description="Most sequences in one step (rows). 0: what suits the device, from 64 on a CPU to 256 on a GPU "
+            "with much memory.",
+            ge=0,
+            le=4096,
+        ),
+    ] = 0
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            description="Most tokens computed in one step. 0: what suits the device, from 2,048 on a CPU to 8,192 on a "
+            "GPU with much memory.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
     max_prefill_ms: Annotated[
         int,
         Meta(
@@ -25,7 +39,9 @@ class SchedulerOptions(Options, frozen=True):
             ge=0,
         ),
     ] = 250
-    page_size: Annotated[int, Meta(description="Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
+    page_size: Annotated[
+        int, Meta(description="Tokens per KV page, a power of two. 0: what suits the device.", ge=0, le=1024)
+    ] = 0
     pipeline_depth: Annotated[
         int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
     ] = 1

@@ -46,7 +46,7 @@ def test_switches_lists_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--max-num-seqs", "0"), ("--max-num-seqs", "0", ">= 1")),
+        (("--max-num-seqs", "-1"), ("--max-num-seqs", "-1", ">= 0")),
         (("--page-size", "24"), ("--page-size", "24", "power of two")),
         (("--queue-timeout", "inf"), ("--queue-timeout", "finite", "inf")),
         (("--cpu-kv-cache-gib", "nan"), ("--cpu-kv-cache-gib", "nan")),

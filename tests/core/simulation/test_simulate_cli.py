@@ -93,7 +93,7 @@ def test_a_step_trace_is_a_machine_and_a_load(tmp_path: Path, capsys: pytest.Cap
         ([*MODEL[:1], "--gpu", "tpu"], "tpu"),
         (["/nowhere"], "/nowhere"),
         ([*SMALL, "--scheduling-policy", "nix"], "nix"),
-        ([*SMALL, "--config", "a: --max-num-seqs 0"], "--max-num-seqs"),
+        ([*SMALL, "--config", "a: --max-num-seqs -1"], "--max-num-seqs"),
         ([*SMALL, "--config", "a: --max-seqs 4"], "did you mean --max-num-seqs"),
         ([*SMALL, "--config", "a: --port 80"], "--port"),
         ([*SMALL, "--config", "a:", "--config", "a: --max-num-seqs 3"], "'a'"),

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.batching.registry import KINDS
-from penstock.core.config import Config, ConfigError, WorkerOptions
+from penstock.core.config import Config, ConfigError, SchedulerOptions, WorkerOptions
+from penstock.core.config.step_limits import StepLimits
 from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.simulation.arrivals import Arrival, Targets
@@ -59,16 +60,22 @@ def test_states_take_memory_and_prefixes_need_snapshots_of_them() -> None:
     config = Config(worker=WorkerOptions(state_snapshots_gib=4096 * 100 / 2**30))
     plain, hello = machine().hello(config), stateful.hello(config)
     assert (hello.num_snapshots, plain.num_snapshots) == (100, 0)
-    taken = (config.scheduler.max_num_seqs + 1 + 100) * 4096
-    assert plain.num_pages - hello.num_pages == -(-taken // (64 * config.scheduler.page_size))
+    taken = (hello.max_num_seqs + 1 + 100) * 4096
+    assert plain.num_pages - hello.num_pages == -(-taken // (64 * hello.page_size))
     with pytest.raises(ConfigError, match="less --max-num-seqs or --state-snapshots-gib"):
         stateful._replace(state_bytes=1 << 30).hello(config)
+
+
+def test_a_machine_chooses_the_sizes_that_options_leave_open() -> None:
+    found = machine()._replace(limits=StepLimits(8, 100, 32)).hello(Config(scheduler=SchedulerOptions(max_num_seqs=3)))
+    assert (found.max_num_seqs, found.max_num_batched_tokens, found.page_size) == (3, 100, 32)
 
 
 def test_pages_that_hold_nothing_are_bounded() -> None:
     alone = machine()._replace(state_bytes=4096, kv_bytes_per_token=0.0, max_model_len=1 << 20)
     assert alone.hello(Config()).num_pages == 1 << 19
-    assert alone._replace(max_model_len=1 << 10).hello(Config()).num_pages == 2 * 64 * Config().scheduler.max_num_seqs
+    short = alone._replace(max_model_len=1 << 10).hello(Config())
+    assert short.num_pages == 2 * (1024 // short.page_size) * short.max_num_seqs
 
 
 def test_pages_of_a_recording_are_shared_as_far_as_they_begin_alike() -> None:

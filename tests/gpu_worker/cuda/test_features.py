@@ -53,11 +53,12 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(checkpoint: Make, kind: str) 
 
 
 def test_graphs_equal_eager_steps_in_bf16(checkpoint: Make) -> None:
-    """Batches of one size, so that matrix products have the same shapes: then the tokens are the same."""
+    """Steps of the sizes of graphs, so that matrix products have the same shapes: then the tokens are the same."""
     greedy = SamplingParams(max_tokens=40, temperature=0.0)
     batch = [PROMPTS[4]] * 8
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 8 * len(PROMPTS[4])}
     outputs = [
-        engine_on_gpu(checkpoint, "qwen3", dtype="bfloat16", max_num_seqs=8, enforce_eager=eager).run(batch, greedy)
+        engine_on_gpu(checkpoint, "qwen3", dtype="bfloat16", enforce_eager=eager, **sizes).run(batch, greedy)
         for eager in (False, True)
     ]
     assert outputs[0] == outputs[1]

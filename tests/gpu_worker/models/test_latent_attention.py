@@ -108,7 +108,7 @@ def test_memory_for_expanded_contexts_is_kept_free(tmp_path: Path) -> None:
         model = cast(
             Model, SimpleNamespace(config=SimpleNamespace(kv=(kv,), max_model_len=64, num_layers=1, state_bytes=0))
         )
-        return pool_budget(config, model, torch.bfloat16, torch.bfloat16, Measured(1))
+        return pool_budget(config, model, torch.bfloat16, torch.bfloat16, Measured(1)).pool
 
     latent, plain = KVShape(1, 576, 0, None), KVShape(1, 576, 576, None)
     assert budget(plain) - budget(latent) == 2 * latent_attention.scratch_numbers(576) < 300 << 20

@@ -1,10 +1,13 @@
 """Ranks exchange tensors as their interface says."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
@@ -103,3 +106,40 @@ def test_one_rank_meets_nobody() -> None:
 def test_an_address_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         meet("ipc://somewhere", Place(num_tensor=2), torch.device("cpu"))
+
+
+_STUCK = """
+import atexit, threading
+import torch, torch.distributed
+from penstock.core.config.ranks import Place
+from penstock.gpu_worker.__main__ import _end_at_once
+from penstock.gpu_worker.parallel import distributed
+
+ranks = distributed.meet("file://{folder}/ranks", Place(), torch.device("cpu"))
+assert ranks.all_reduce(torch.ones(2)).tolist() == [1, 1]
+torch.distributed.destroy_process_group = threading.Event().wait
+atexit.register(threading.Event().wait)  # as a library would that waits for its stuck thread
+distributed.LEAVING_SECONDS = 0.1
+assert not ranks.close()
+assert not ranks.close()
+_end_at_once(3)
+"""
+
+
+def test_a_rank_that_others_hold_back_ends_all_the_same(tmp_path: Path) -> None:
+    """NCCL may wait for ranks that are gone when a group is left."""
+    command = [sys.executable, "-c", _STUCK.format(folder=tmp_path)]
+    ended = subprocess.run(command, timeout=90, capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_a_group_that_is_broken_can_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = meet(f"file://{tmp_path}/ranks", Place(), torch.device("cpu"))
+    leave = torch.distributed.destroy_process_group
+
+    def broken() -> None:
+        leave()
+        raise RuntimeError("NCCL error: remote process exited")
+
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", broken)
+    assert ranks.close()
