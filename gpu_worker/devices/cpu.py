@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -125,9 +126,14 @@ class CpuDevice:
         return num_pages * os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def zeroed_bytes(count: int) -> npt.NDArray[np.uint8]:
     """Return zeroed memory that the system allocates on first use, so that start-up does not wait for it."""
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    return np.zeros(count, dtype=np.uint8)
+
+
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """As `zeroed_bytes`, as a tensor."""
+    return torch.from_numpy(zeroed_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, str]:

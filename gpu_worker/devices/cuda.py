@@ -1,5 +1,7 @@
 """An NVIDIA GPU as a device."""
 
+import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.cpu import free_host_memory, host_zeros
+from penstock.gpu_worker.devices.cpu import free_host_memory, zeroed_bytes
 from penstock.gpu_worker.devices.device import Array, Download, Graphs, Int32Array, Lane, Mark, MemoryUse, T
 from penstock.kernels.native.library import Library
 
@@ -21,7 +23,7 @@ class _CudaDownload:
         return bool(self._event.query())
 
     def wait(self) -> bytes:
-        self._event.synchronize()
+        _wait_for(self._event)
         return self._host.numpy().tobytes()
 
 
@@ -38,7 +40,7 @@ class _CudaMark:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        self.event.synchronize()
+        _wait_for(self.event)
 
 
 class _CudaLane:
@@ -142,12 +144,14 @@ class CudaDevice:
         return _CudaLane(torch.cuda.current_stream()), _CudaLane(torch.cuda.Stream())
 
     def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        memory = host_zeros(shape, dtype)
+        octets = zeroed_bytes(math.prod(shape) * dtype.itemsize)
         # torch rounds pinned memory up to powers of two, which would waste up to half of it.
-        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        error = torch.cuda.cudart().cudaHostRegister(octets.ctypes.data, octets.nbytes, 0)
         if int(error):
-            raise RuntimeError(f"the CUDA driver does not pin {memory.nbytes / 2**30:.2f} GiB (error {int(error)})")
-        return memory
+            raise RuntimeError(f"the CUDA driver does not pin {octets.nbytes / 2**30:.2f} GiB (error {int(error)})")
+        # Else the driver would take later memory at the same address for this one, and copy from pages that are gone.
+        weakref.finalize(octets, _unpin, octets.ctypes.data, self.torch_device).atexit = False
+        return torch.from_numpy(octets).view(dtype).view(shape)
 
     def free_host_memory(self) -> int:
         return free_host_memory()
@@ -159,6 +163,18 @@ class CudaDevice:
     def memory_use(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info()
         return total - free, total
+
+
+def _wait_for(event: torch.cuda.Event) -> None:
+    # Other threads wait, too. Their current device is the first GPU, where waiting would make a context.
+    with torch.cuda.device(event.device):
+        event.synchronize()
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    """Give back host memory, just before it is freed."""
+    torch.cuda.synchronize(device)
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _pinned(array: Array) -> Tensor:

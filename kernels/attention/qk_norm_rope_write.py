@@ -146,7 +146,7 @@ def slot_cells(slot_mapping: Tensor, num_kv_heads: int, page_size: int) -> Tenso
     slots = slot_mapping.long()
     offsets = slots.remainder(page_size)
     first = (slots - offsets).mul_(num_kv_heads).add_(offsets)  # slots - offsets = page_id * page_size
-    return (first[:, None] + torch.arange(num_kv_heads) * page_size).view(-1)
+    return (first[:, None] + torch.arange(num_kv_heads, device=slots.device) * page_size).view(-1)
 
 
 def query_growth(positions: Tensor, beta: float, length: float, shift: int = 0) -> Tensor:

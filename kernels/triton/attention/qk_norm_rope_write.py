@@ -264,6 +264,10 @@ def qk_norm_rope_write_triton(
     spans_all = norms.spans_all and (norms.q is not None or norms.k is not None)
     if spans_all:
         block_h, num_warps = next_power_of_two(max(num_q, num_kv)), 8
+    # For quantized pages, parts of heads are gathered. Triton 3.6 and 3.7 compile that only if each warp has a row, and
+    # each thread a number. Other pages get as many warps, so that sums have the same order.
+    narrowest = min(2 * next_power_of_two(half), next_power_of_two(rest) if rest else head_dim)
+    num_warps = max(1, min(num_warps, block_h, block_h * narrowest // 32))
     q_blocks = ceil_div(num_q, block_h)
     q_weights, k_weights = norms.q or norms.k or NormWeights(), norms.k or norms.q or NormWeights()
     form = _form(q_weights, spans_all)
@@ -321,6 +325,8 @@ def qk_norm_rope_write_triton(
         BLOCK_D=block_of_head(head_dim, layout),
         FORMAT="" if layout is None else layout.format.name,
         num_warps=num_warps,
+        # Which of two products is fused with their sum differs between forms; then so would the last bits of keys.
+        enable_fp_fusion=False,
     )
     return out
 

@@ -117,4 +117,5 @@ def latent_write_triton(
         BLOCK_H=block_h,
         HAS_POSITIONS=positions is not None,
         num_warps=2,
+        enable_fp_fusion=False,  # as in `qk_norm_rope_write_triton`
     )

@@ -49,18 +49,26 @@ def test_fp32_equals_transformers(checkpoint: Make, name: str, eager: bool) -> N
         assert greedy_errors(model, prompt, output)[0] == [], f"prompt of {len(prompt)}"
 
 
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 300 + NUM_NEW + 64), (64, 14)])
 @pytest.mark.parametrize("depth", [0, 2])
-def test_fp32_whatever_the_schedule(checkpoint: Make, page_size: int, depth: int) -> None:
-    """A small pool (with pages of one token it preempts), and a prefix cache that is hit."""
+def test_fp32_whatever_the_schedule(checkpoint: Make, page_size: int, num_pages: int, depth: int) -> None:
+    """A small pool, and a prefix cache that is hit.
+
+    With pages of one token, sequences are preempted. With large ones, the pool still holds the long prompts' pages when
+    these come again.
+    """
     folder, model = checkpoint("qwen3")
-    options = schedule(48, page_size, depth, num_tokens=300 + NUM_NEW + 64, cached=True)
+    options = schedule(48, page_size, depth, num_tokens=num_pages * page_size, cached=True)
     engine = Engine(folder, device="cuda", dtype="float32", **options)
     for _ in range(2):
         for prompt, (output,) in zip(PROMPTS, engine.run(PROMPTS, GREEDY), strict=True):
             assert greedy_errors(model, prompt, output)[0] == [], f"prompt of {len(prompt)}"
-    assert page_size > 1 or engine.scheduler.stats().num_preemptions > 0
-    assert engine.scheduler.stats().num_cached_tokens > 0
+    stats = engine.scheduler.stats()
+    if page_size == 1:
+        assert stats.num_preemptions > 0
+        assert stats.num_cached_tokens > 0
+    else:
+        assert stats.num_cached_tokens == sum((len(prompt) - 1) // page_size * page_size for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.gpu_worker.families.case import SIZES, Case
 
@@ -36,7 +38,27 @@ def make_model(case: Case) -> transformers.PreTrainedModel:
     made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model: transformers.PreTrainedModel = made.float().eval()
     spread(model, case.wider)
+    norm_in_groups(model)
     return model
+
+
+def norm_in_groups(model: nn.Module) -> None:
+    """Let Mamba 2 norm each group by itself, as its authors' code does, and transformers from 5.23 on.
+
+    Earlier releases norm all groups as one.
+    """
+    for module in model.modules():
+        norm: Any = getattr(module, "norm", None)
+        groups = getattr(module, "n_groups", 1)
+        if type(norm).__name__ == "MambaRMSNormGated" and not hasattr(norm, "group_size"):
+            norm.forward = partial(_normed_in_groups, norm, groups)
+
+
+def _normed_in_groups(norm: Any, groups: int, x: Tensor, gate: Tensor) -> Tensor:
+    opened: Tensor = (x.float() * functional.silu(gate.float())).unflatten(-1, (groups, -1))
+    normed = opened * torch.rsqrt(opened.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    weighted: Tensor = norm.weight * normed.flatten(-2)
+    return weighted
 
 
 @torch.no_grad()

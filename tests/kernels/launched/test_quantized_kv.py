@@ -64,25 +64,54 @@ def check(
     ids=repr,
 )
 def test_written_bits_are_those_of_the_reference(device: str, dtype: torch.dtype, case: QKCase, name: str) -> None:
-    """Of the numbers that the same kernel writes to plain pages."""
+    """Of the numbers that the same kernel writes to plain pages.
+
+    The reference is computed on the CPU. On a GPU, torch divides by a number of Python by multiplying with its inverse,
+    which gives another scale now and then.
+    """
     inputs = make_qk_inputs(case._replace(dtype=dtype), True, device, num_tokens=3)
     slots = torch.tensor([5, -1, 23], device=device)
     plain = torch.zeros(2, 6, case.num_kv_heads, PAGE_SIZE, case.head_dim, device=device, dtype=dtype)
     q = qk_norm_rope_write_triton(*inputs.args, plain[0], plain[1], slots, inputs.q_scale)
     layout = PageLayout(KV_FORMATS[name], PAGE_SIZE, case.head_dim)
-    cells = slot_cells(slots[slots >= 0], case.num_kv_heads, PAGE_SIZE)
+    cells = slot_cells(slots[slots >= 0].cpu(), case.num_kv_heads, PAGE_SIZE)
     shape = (2, 6, case.num_kv_heads, layout.used_bytes + 4)
     for scales in (None, KVScales(0.013, 0.4)):
-        expected = torch.full(shape, 7, dtype=torch.uint8, device=device)
-        got = expected.clone()
+        expected = torch.full(shape, 7, dtype=torch.uint8)
+        got = expected.to(device, copy=True)
         for i, pages in enumerate(expected):
-            written = plain[i].view(-1, case.head_dim)[cells]
+            written = plain[i].cpu().view(-1, case.head_dim)[cells]
             write_quantized(pages, layout, cells, written, None if scales is None else scales[i])
         again = qk_norm_rope_write_triton(
             *inputs.args, got[0], got[1], slots, inputs.q_scale, layout=layout, kv_scales=scales
         )
-        assert torch.equal(got, expected)
+        assert torch.equal(got.cpu(), expected)
         assert torch.equal(again, q)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 70])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize(("heads", "head_dim", "rotary_dim"), [(1, 80, 80), (2, 32, 8), (2, 96, 48), (8, 64, 16)])
+@pytest.mark.parametrize("spans_all", [False, True])
+def test_few_heads_of_odd_sizes(
+    device: str, heads: int, head_dim: int, rotary_dim: int, spans_all: bool, name: str, num_tokens: int
+) -> None:
+    """Fewer numbers than threads, and rows than warps: their parts are put together all the same."""
+    norm = "llama" if spans_all else ""
+    case = QKCase(heads, heads, head_dim, rotary_dim, q_norm=norm, k_norm=norm, spans_all=spans_all)
+    inputs = make_qk_inputs(case, False, device, num_tokens)
+    layout = PageLayout(KV_FORMATS[name], PAGE_SIZE, head_dim)
+    slots = torch.arange(num_tokens, device=device)
+    num_pages = -(-num_tokens // PAGE_SIZE)
+    plain = torch.zeros(2, num_pages, heads, PAGE_SIZE, head_dim, device=device)
+    qk_norm_rope_write_triton(*inputs.args, plain[0], plain[1], slots)
+    got = torch.zeros(2, num_pages, heads, layout.used_bytes, dtype=torch.uint8, device=device)
+    qk_norm_rope_write_triton(*inputs.args, got[0], got[1], slots, layout=layout)
+    cells = slot_cells(slots.cpu(), heads, PAGE_SIZE)
+    for pages, its in zip(got.cpu(), plain.cpu(), strict=True):
+        expected = torch.zeros_like(pages)
+        write_quantized(expected, layout, cells, its.view(-1, head_dim)[cells])
+        assert torch.equal(pages, expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -97,14 +126,14 @@ def test_numbers_of_every_size(device: str, name: str, static: float | None) -> 
     x[2, 3] = 0.0
     layout = PageLayout(KV_FORMATS[name], PAGE_SIZE, dim)
     pages = torch.zeros(2, 2, heads, layout.used_bytes, dtype=torch.uint8, device=device)
-    expected = pages[0].clone()
+    expected = torch.zeros_like(pages[0], device="cpu")
     slots = torch.randperm(tokens, device=device)
     qkv = torch.cat((torch.zeros(tokens, dim, device=device), x.flatten(1), x.flatten(1)), 1)
     scales = None if static is None else KVScales(static, static)
     qk_norm_rope_write_triton(qkv, None, None, QKNorms(), pages[0], pages[1], slots, layout=layout, kv_scales=scales)
-    write_quantized(expected, layout, slot_cells(slots, heads, PAGE_SIZE), x.view(-1, dim), static)
-    assert torch.equal(pages[0], expected)
-    assert torch.equal(pages[1], expected)
+    write_quantized(expected, layout, slot_cells(slots.cpu(), heads, PAGE_SIZE), x.cpu().view(-1, dim), static)
+    assert torch.equal(pages[0].cpu(), expected)
+    assert torch.equal(pages[1].cpu(), expected)
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,15 @@ def test_norm(device: str, dtype: torch.dtype, shape: tuple[int, ...], kind: str
 ])  # fmt: skip
 def test_add_norm(device: str, dtype: torch.dtype, width: int, kind: str, scale: float, post: str) -> None:
     x, residual = torch.randn(2, 7, width, device=device, dtype=dtype)
+    fused = (residual.double() + torch.tensor(scale).double().item() * x.double()).float().to(dtype)
     weights, of_x = (norm_weights(name, width, dtype, device) if name else None for name in (kind, post))
     expected, total = add_norm_reference(x, residual, weights, scale, of_x)
     got, updated = add_norm_triton(x, residual, weights, scale, of_x)
     assert updated is residual
     if post:
         assert_near(residual, total)
-    else:
-        torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    else:  # the product may be rounded before it is added, or not
+        assert bool(((residual == total) | (residual == fused)).all())
     assert_near(got, expected)
 
 
