@@ -18,6 +18,8 @@ Numbers = Literal["integers", "e4m3", "e2m1", "table"]
 
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> bits of its planes, the low one first."""
+BLOCK = 128
+"""Outputs, and inputs, of a block with one scale, as matrix products of FP8 know it."""
 _PACKED_AT_A_TIME = 1 << 24
 """How many numbers of a matrix are packed at a time; each intermediate tensor has a byte for each number."""
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -43,6 +45,7 @@ class DeviceWeight(NamedTuple):
     values: Tensor | None  # the values of codes, for tables and also for floats
     order: Tensor | None
     inputs: InputRounding | None
+    block_scales: Tensor | None = None  # fp32[ceil(N / 128), K / 128], if so many scales say what `scales` does
 
     @property
     def num_outputs(self) -> int:
@@ -61,7 +64,10 @@ class DeviceWeight(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes in the device's memory."""
-        others = (self.scales, self.zeros, self.minimums, self.super_scales, self.super_minimums, self.order)
+        others = (
+            self.scales, self.zeros, self.minimums, self.super_scales, self.super_minimums, self.order,
+            self.block_scales,
+        )  # fmt: skip
         return sum(its.nbytes for its in (*self.planes, *others) if isinstance(its, Tensor))
 
 
@@ -86,6 +92,7 @@ def pack_for_device(weight: QuantizedWeight, device: torch.device | str) -> Devi
         planes, bits, weight.num_inputs, numbers, weight.group,
         weight.scales if weight.super_scales is not None else _narrowest(weight.scales),
         zeros, weight.minimums, weight.super_scales, weight.super_minimums, weight.values, weight.order, weight.inputs,
+        _block_scales(weight) if numbers == "e4m3" else None,
     )  # fmt: skip
 
 
@@ -110,7 +117,7 @@ def pack_experts_for_device(experts: Sequence[QuantizedWeight], device: torch.de
         for name, room in together.items():
             room[i] = its[name]
     planes = tuple(together.pop(f"planes {i}") for i in range(len(first.planes)))
-    changed: dict[str, Any] = {**together, "planes": planes}
+    changed: dict[str, Any] = {**together, "planes": planes, "block_scales": None}
     return first._replace(**changed)
 
 
@@ -236,6 +243,17 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
                 plane |= part[..., place] << (place * width)
             shift += width
     return planes
+
+
+def _block_scales(weight: QuantizedWeight) -> Tensor | None:
+    """The scales of blocks of 128 x 128, if that is what the matrix has; their rows are aligned to 16 bytes."""
+    scales, num_inputs = weight.scales, weight.num_inputs
+    is_plain = weight.codes.ndim == 2 and _is_zero(weight.zeros) and weight.minimums is None
+    if not is_plain or weight.group != BLOCK or num_inputs % (4 * BLOCK):
+        return None
+    of_blocks = scales[::BLOCK].float()
+    spread = of_blocks.repeat_interleave(BLOCK, dim=0)[: weight.num_outputs]
+    return of_blocks.contiguous() if torch.equal(spread, scales.float()) else None
 
 
 def _narrowest(scales: Tensor) -> Tensor:

@@ -16,6 +16,13 @@ from penstock.kernels.experts.experts import BlockedRows
 from penstock.kernels.quantized.device_weight import DeviceWeight
 from penstock.kernels.quantized.inputs import RoundedInputs
 from penstock.kernels.triton.device import ceil_div, device_facts
+from penstock.kernels.triton.quantized.many_rows import (
+    MOST_ROWS_OF_CODES,
+    MOST_ROWS_OF_PACKED,
+    has_product_of_codes,
+    product_of_codes,
+    product_of_floats,
+)
 from penstock.kernels.triton.quantized.tiles import (
     WHOLE,
     numbers_of,
@@ -190,8 +197,13 @@ def quantized_linear_triton(
     """[T, K], in the weight's order of inputs, -> [T, N] of `dtype`."""
     codes = x if isinstance(x, Tensor) else x.codes
     num_rows, num_outputs = codes.shape[0], weight.num_outputs
+    if num_rows > MOST_ROWS_OF_CODES and not isinstance(x, Tensor) and has_product_of_codes(x, weight, dtype):
+        return product_of_codes(x, weight, bias, dtype)
     out = torch.empty((num_rows, num_outputs), dtype=dtype, device=codes.device)
     if not num_rows:
+        return out
+    if num_rows > MOST_ROWS_OF_PACKED and isinstance(x, Tensor):
+        product_of_floats(x, weight, bias, out)
         return out
     size = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128  # warm-up runs all of them
     is_vector = num_rows == 1 and isinstance(x, Tensor)
