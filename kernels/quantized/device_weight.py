@@ -2,7 +2,9 @@
 
 Codes are stored output by output in one or two planes: code = low | high << (bits of low). Their bits are divided into
 2 = 2, 3 = 2 + 1, 4 = 4, 5 = 4 + 1, 6 = 4 + 2, 8 = 8. A byte of a plane has the bits of consecutive inputs, the first
-input in the lowest bits. Rows are padded with zeros to 16 bytes.
+input in the lowest bits. Only planes of 4 bits are in words of eight inputs, whose nibbles from the lowest on are those
+of inputs 0, 2, 4, 6, 1, 3, 5 and 7. Thus neighbours are 16 bits apart, where GPUs want halves of a register to be
+(`penstock.kernels.triton.quantized.nibbles`). Rows are padded with zeros to 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,8 @@ PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> bits of its planes, the low one first."""
 BLOCK = 128
 """Outputs, and inputs, of a block with one scale, as matrix products of FP8 know it."""
+NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight inputs each nibble of a word is."""
 _PACKED_AT_A_TIME = 1 << 24
 """How many numbers of a matrix are packed at a time; each intermediate tensor has a byte for each number."""
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -138,8 +142,11 @@ def unpacked(weight: DeviceWeight, outputs: slice | Tensor = slice(None), expert
     for plane, bits in zip(weight.planes, PLANES[weight.bits], strict=True):
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=weight.device)
         bytes_ = of(plane).view(torch.uint8)
-        part = (bytes_.unsqueeze(-1) >> shifts) & (2**bits - 1)
-        codes = codes | part.flatten(-2)[..., : weight.num_inputs] << shift
+        part = ((bytes_.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+        if bits == 4:
+            order = torch.tensor(NIBBLES, device=weight.device).argsort()
+            part = part.unflatten(-1, (-1, 8)).index_select(-1, order).flatten(-2)
+        codes = codes | part[..., : weight.num_inputs] << shift
         shift += bits
     scales, zeros = of(weight.scales), weight.zeros if isinstance(weight.zeros, int) else of(weight.zeros)
     if weight.planes[0].dtype == torch.int8:
@@ -170,6 +177,8 @@ def _check(weight: QuantizedWeight) -> None:
             raise ValueError(f"{name} are {tuple(its.shape)}, not {of_groups}")
     if weight.super_scales is not None and (SUPER_GROUP % group or group & (group - 1)):
         raise ValueError(f"groups of {group} do not fit super-groups of {SUPER_GROUP}")
+    if weight.bits < 8 and isinstance(weight.zeros, Tensor) and bool((weight.zeros >= 128).any()):
+        raise ValueError(f"zeros of {weight.bits} bits are at least 128")
     among = weight.inputs.group if weight.inputs is not None else None
     if among is not None and (among < 32 or among & (among - 1)):
         raise ValueError(f"inputs in groups of {among}: these can be 32, 64, 128, ...")
@@ -237,7 +246,11 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
     for some, *of_planes in zip(*(its.flatten(0, -2).split(at_a_time) for its in (codes, *planes)), strict=True):
         padded, shift = torch.nn.functional.pad(some, (0, padding)), 0
         for width, plane in zip(widths, of_planes, strict=True):
-            part = ((padded >> shift) & (2**width - 1)).unflatten(-1, (-1, 8 // width))
+            part = (padded >> shift) & (2**width - 1)
+            if width == 4:
+                order = torch.tensor(NIBBLES, device=codes.device)
+                part = part.unflatten(-1, (-1, 8)).index_select(-1, order).flatten(-2)
+            part = part.unflatten(-1, (-1, 8 // width))
             plane.copy_(part[..., 0])
             for place in range(1, 8 // width):
                 plane |= part[..., place] << (place * width)
