@@ -198,7 +198,8 @@ def _numbers(weight: QuantizedWeight) -> Numbers:
     if weight.values is None:
         return "integers"
     values = weight.values.cpu()
-    if weight.bits == 4 and torch.equal(values, E2M1):
+    # Kernels multiply E2M1 by 2**126 times the scale, in bf16.
+    if weight.bits == 4 and torch.equal(values, E2M1) and bool((weight.scales <= 2).all()):
         return "e2m1"
     # Kernels convert E4M3 by shifts, which do not produce NaN.
     if weight.bits == 8 and torch.equal(values.nan_to_num(), E4M3.nan_to_num()):

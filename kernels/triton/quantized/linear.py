@@ -98,9 +98,9 @@ def quantized_linear_kernel(
             x = x.to(CODE, bitcast=True)
         elif HALVES != "":
             weight = half_tile(
-                outputs, first, low_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
-                low_bytes, num_groups, num_supers, HALVES, ZERO, GROUP, HAS_ZEROS, HAS_MINIMUMS, HAS_SUPERS,
-                ARE_EXPONENTS, WIDE == "bf16", BLOCK_K, EVEN_K,
+                outputs, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr,
+                super_minimums_ptr, low_bytes, high_bytes, num_groups, num_supers, HALVES, HIGH, ZERO, GROUP, HAS_ZEROS,
+                HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16", BLOCK_K, EVEN_K,
             )  # fmt: skip
         else:
             weight = weight_tile(
@@ -322,12 +322,14 @@ def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
 
 
 def halves_of(x: Tensor | RoundedInputs, weight: DeviceWeight, dtype: torch.dtype) -> str:
-    """How codes of 4 bits become half precision; see `half_tile`. Empty if they do not."""
-    if not isinstance(x, Tensor) or weight.bits != 4 or dtype == torch.float32:
+    """How codes of 4 to 6 bits become half precision; see `half_tile`. Empty if they do not."""
+    if not isinstance(x, Tensor) or weight.bits not in (4, 5, 6) or dtype == torch.float32:
         return ""
     if weight.numbers == "integers":
-        is_exact = weight.minimums is None and weight.super_scales is None and weight.group >= LEAST_OF_SUMS
-        return "exact" if is_exact or weight.has_output_scales else "scaled" if weight.group >= LEAST_OF_WORDS else ""
+        is_plain = weight.bits == 4 and weight.minimums is None and weight.super_scales is None
+        if is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS):
+            return "exact"
+        return "scaled" if weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS else ""
     are_exponents = weight.scales.dtype == torch.uint8 and weight.super_scales is None
     is_e2m1 = weight.numbers == "e2m1" and are_exponents and dtype == torch.bfloat16
     return "e2m1" if is_e2m1 and weight.group >= LEAST_OF_WORDS else ""

@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from penstock.kernels.quantized.device_weight import NIBBLES
+
 _OUTPUTS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
-_OUTPUTS_OF_SCALED = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r")
+_OUTPUTS_OF_SCALED = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r")
 _EIGHT = tl.constexpr((tl.int16,) * 8)
 
 
@@ -35,53 +37,61 @@ def _integers(kind: str, exponents: str, one: str) -> str:
 }}"""
 
 
-def _scaled(kind: str) -> str:
-    """Pairs of (128 + c) * scale + summand; $8 is the word, and $9 and $10 are the bits of fp32."""
-    each = "".join(
-        f"""
-    shl.b32 low, $8, {16 - 4 * j};
-    lop3.b32 low, low, mask, exponent, 0xEA;
-    fma.rn.f32 of_low, low, $9, $10;
-    {f"shr.b32 high, $8, {4 * j}" if j else "mov.b32 high, $8"};
-    lop3.b32 high, high, mask, exponent, 0xEA;
-    fma.rn.f32 of_high, high, $9, $10;
-    cvt.rn.{kind}.f32 pair, of_high, of_low;
-    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+def _scaled(kind: str, high_bits: int) -> str:
+    """Pairs of (128 + c) * scale + summand: $8 is the word, $9 the high bits of its codes, $10 and $11 are fp32."""
+
+    def shifted(place: int, of: str, to: int) -> str:
+        return f"{'shl' if to >= place else 'shr'}.b32 bits, {of}, {abs(to - place)};"
+
+    def one(k: int, name: str) -> str:
+        low = f"""
+    {shifted(4 * NIBBLES.index(k), "$8", 16)}
+    lop3.b32 bits, bits, mask, exponent, 0xEA;"""
+        high = f"""
+    mov.b32 code, bits;
+    {shifted(high_bits * k, "$9", 20)}
+    lop3.b32 bits, bits, high_mask, code, 0xEA;"""
+        return f"""{low}{high if high_bits else ""}
+    fma.rn.f32 {name}, bits, $10, $11;"""
+
+    pairs = "".join(
+        f"""{one(2 * j, "first")}{one(2 * j + 1, "second")}
+    cvt.rn.{kind}.f32 bits, second, first;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, bits;"""
         for j in range(4)
     )
     return f"""{{
-    .reg .b32 low, high, pair, mask, exponent;
-    .reg .f32 of_low, of_high;
+    .reg .b32 bits, code, mask, high_mask, exponent;
+    .reg .f32 first, second;
     mov.b32 mask, 0x000F0000;
-    mov.b32 exponent, 0x43000000;{each}
+    mov.b32 high_mask, {(2**high_bits - 1) << 20};
+    mov.b32 exponent, 0x43000000;{pairs}
 }}"""
 
 
 def _e2m1() -> str:
-    """Pairs in bf16; $9 is a pair of scales. The bits of a code are those of bf16 for numbers smaller by 2**126."""
+    """Pairs in bf16; $9 is a pair of scales times 2**126. The bits of a code are those of a number so much smaller."""
     each = "".join(
         f"""
     shl.b32 sign, $8, {12 - 4 * j};
     and.b32 sign, sign, signs;
     {"shl" if j < 2 else "shr"}.b32 pair, $8, {abs(6 - 4 * j)};
     lop3.b32 pair, pair, sizes, sign, 0xEA;
-    fma.rn.bf16x2 pair, pair, large, signs;
     fma.rn.bf16x2 pair, pair, $9, signs;
     mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
         for j in range(4)
     )
     return f"""{{
-    .reg .b32 pair, sign, signs, sizes, large;
+    .reg .b32 pair, sign, signs, sizes;
     mov.b32 signs, 0x80008000;
-    mov.b32 sizes, 0x01C001C0;
-    mov.b32 large, 0x7E807E80;{each}
+    mov.b32 sizes, 0x01C001C0;{each}
 }}"""
 
 
 _OF_BF16 = tl.constexpr(_integers("bf16x2", "0x43004300", "0x3F803F80"))
 _OF_FP16 = tl.constexpr(_integers("f16x2", "0x64006400", "0x3C003C00"))
-_SCALED_BF16 = tl.constexpr(_scaled("bf16x2"))
-_SCALED_FP16 = tl.constexpr(_scaled("f16x2"))
+_SCALED_BF16 = tl.constexpr(tuple(_scaled("bf16x2", high_bits) for high_bits in range(3)))
+_SCALED_FP16 = tl.constexpr(tuple(_scaled("f16x2", high_bits) for high_bits in range(3)))
 _OF_E2M1 = tl.constexpr(_e2m1())
 
 
@@ -93,17 +103,20 @@ def integers_in_assembly(words, less, IS_BF16: tl.constexpr):
 
 
 @triton.jit
-def scaled_in_assembly(words, scales, summands, IS_BF16: tl.constexpr):
-    """int16, eight times the shape of `words`: the bits of (128 + c) * scale + summand, from those of fp32."""
-    ASSEMBLY: tl.constexpr = _SCALED_BF16 if IS_BF16 else _SCALED_FP16
+def scaled_in_assembly(words, high, scales, summands, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
+    """int16, eight times the shape of `words`: the bits of (128 + c) * scale + summand, by input.
+
+    int32 `high` has HIGH more bits of each code of a word. Scales and summands are the bits of fp32.
+    """
+    ASSEMBLY: tl.constexpr = _SCALED_BF16[HIGH] if IS_BF16 else _SCALED_FP16[HIGH]
     return tl.inline_asm_elementwise(
-        ASSEMBLY, _OUTPUTS_OF_SCALED, [words, scales, summands], dtype=_EIGHT, is_pure=True, pack=1
+        ASSEMBLY, _OUTPUTS_OF_SCALED, [words, high, scales, summands], dtype=_EIGHT, is_pure=True, pack=1
     )
 
 
 @triton.jit
 def e2m1_in_assembly(words, scales):
-    """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are pairs of bf16."""
+    """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are from `scales_of`."""
     return tl.inline_asm_elementwise(_OF_E2M1, _OUTPUTS, [words, scales], dtype=_EIGHT, is_pure=True, pack=1)
 
 
@@ -119,15 +132,18 @@ def integers_in_parts(words, less, IS_BF16: tl.constexpr):
 
 
 @triton.jit
-def scaled_in_parts(words, scales, summands, IS_BF16: tl.constexpr):
+def scaled_in_parts(words, high, scales, summands, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
     """As `scaled_in_assembly`."""
-    scales, summands = scales.to(tl.float32, bitcast=True), summands.to(tl.float32, bitcast=True)
     return (
-        _scaled_one(words, scales, summands, 0, IS_BF16), _scaled_one(words, scales, summands, 16, IS_BF16),
-        _scaled_one(words, scales, summands, 4, IS_BF16), _scaled_one(words, scales, summands, 20, IS_BF16),
-        _scaled_one(words, scales, summands, 8, IS_BF16), _scaled_one(words, scales, summands, 24, IS_BF16),
-        _scaled_one(words, scales, summands, 12, IS_BF16), _scaled_one(words, scales, summands, 28, IS_BF16),
-    )  # fmt: skip
+        _scaled_one(words, high, scales, summands, 0, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 1, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 2, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 3, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 4, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 5, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 6, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 7, HIGH, IS_BF16),
+    )
 
 
 @triton.jit
@@ -153,8 +169,10 @@ def _integer(words, less, PLACE: tl.constexpr, IS_BF16: tl.constexpr):
 
 
 @triton.jit
-def _scaled_one(words, scales, summands, PLACE: tl.constexpr, IS_BF16: tl.constexpr):
-    numbers = tl.fma(((words >> PLACE) & 15).to(tl.float32) + 128.0, scales, summands)
+def _scaled_one(words, high, scales, summands, K: tl.constexpr, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
+    codes = ((words >> (K % 2 * 16 + K // 2 * 4)) & 15) | (((high >> (HIGH * K)) & ((1 << HIGH) - 1)) << 4)
+    scales, summands = scales.to(tl.float32, bitcast=True), summands.to(tl.float32, bitcast=True)
+    numbers = tl.fma(codes.to(tl.float32) + 128.0, scales, summands)
     return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16).to(tl.int16, bitcast=True)
 
 
@@ -162,7 +180,7 @@ def _scaled_one(words, scales, summands, PLACE: tl.constexpr, IS_BF16: tl.conste
 def _e2m1_times(words, scales, PLACE: tl.constexpr):
     codes = (words >> PLACE) & 15
     tiny = (((codes & 8) << 28) | ((codes & 7) << 22)).to(tl.float32, bitcast=True)
-    return _upper_half(tiny * 8.507059173023462e37 * (scales << 16).to(tl.float32, bitcast=True))
+    return _upper_half(tiny * (scales << 16).to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -181,6 +199,12 @@ def pairs_of(zeros, IS_BF16: tl.constexpr):
     """int32: what `integers` adds for zeros below 128: -(128 + zero) twice in bf16, or -(1024 + zero) in fp16."""
     EXPONENT: tl.constexpr = 0xC300 if IS_BF16 else 0xE400
     return (zeros.to(tl.int32) | EXPONENT) * 0x10001
+
+
+@triton.jit
+def scales_of(exponents):
+    """int32: what `e2m1` multiplies by for scales of 2 ** (exponent - 127), at most 2: 2**126 of them twice in bf16."""
+    return (exponents.to(tl.int32) + 126) * 0x800080
 
 
 @triton.jit

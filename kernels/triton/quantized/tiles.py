@@ -11,7 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.quantized.device_weight import PLANES, DeviceWeight
-from penstock.kernels.triton.quantized.nibbles import e2m1, in_order, integers, pairs_of, scaled, words_tile
+from penstock.kernels.triton.quantized.nibbles import (
+    e2m1,
+    in_order,
+    integers,
+    pairs_of,
+    scaled,
+    scales_of,
+    words_tile,
+)
 
 WHOLE = 1 << 30
 """The group size that stands for all inputs."""
@@ -120,16 +128,16 @@ def weight_tile(
 
 @triton.jit
 def half_tile(
-    rows, first, low_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
-    low_bytes, num_groups, num_supers,
-    HALVES: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    rows, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
+    low_bytes, high_bytes, num_groups, num_supers,
+    HALVES: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr, IS_BF16: tl.constexpr,
     BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """bf16 or fp16 [N, BLOCK_K]: codes of 4 bits as `HALVES` says, outputs `rows` and inputs from `first` on.
+    """bf16 or fp16 [N, BLOCK_K]: numbers as `HALVES` says, outputs `rows` and inputs from `first` on.
 
-    HALVES: "exact", integers minus zeros, whose scales are applied to sums; so a tile has a single group. "scaled",
-    integers of any groups. "e2m1", floats of any groups whose scales are exponents.
+    HALVES: "exact", integers of 4 bits minus zeros, whose scales are applied to sums; so a tile has a single group.
+    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents.
     """
     words = words_tile(low_ptr, rows, first, low_bytes, BLOCK_K, EVEN_K)
     if HALVES == "exact":
@@ -144,7 +152,7 @@ def half_tile(
         if HALVES == "e2m1":
             at = rows[:, None] * num_groups + group[None, :]
             exponents = tl.load(scales_ptr + at, mask=group[None, :] < num_groups, other=0)
-            halves = e2m1(words, of_words(exponents.to(tl.int32) * 0x800080, words))
+            halves = e2m1(words, of_words(scales_of(exponents), words))
         else:
             scales = of_groups(
                 scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
@@ -159,9 +167,22 @@ def half_tile(
                     minimums_ptr, super_minimums_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, False
                 )
             scales, summands = scales.to(tl.int32, bitcast=True), summands.to(tl.int32, bitcast=True)
-            halves = scaled(words, of_words(scales, words), of_words(summands, words), IS_BF16)
+            high = words
+            if HIGH > 0:
+                high = high_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K)
+            halves = scaled(words, high, of_words(scales, words), of_words(summands, words), HIGH, IS_BF16)
     numbers = tl.reshape(in_order(halves), [rows.shape[0], BLOCK_K])
     return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16, bitcast=True)
+
+
+@triton.jit
+def high_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """int32[N, BLOCK_K / 8]: 1 or 2 bits of each of eight inputs, for the words of a plane of 4 bits."""
+    at = first // 8 + tl.arange(0, BLOCK_K // 8)
+    ptrs = plane_ptr.to(tl.pointer_type(tl.uint16 if BITS == 2 else tl.uint8))
+    ptrs = ptrs + rows[:, None] * (row_bytes // BITS) + at[None, :]
+    bits = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes // BITS, other=0)
+    return bits.to(tl.int32)
 
 
 @triton.jit
