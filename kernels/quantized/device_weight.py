@@ -2,7 +2,9 @@
 
 Codes are stored output by output in one or two planes: code = low | high << (bits of low). Their bits are divided into
 2 = 2, 3 = 2 + 1, 4 = 4, 5 = 4 + 1, 6 = 4 + 2, 8 = 8. A byte of a plane has the bits of consecutive inputs, the first
-input in the lowest bits. Rows are padded with zeros to 16 bytes.
+input in the lowest bits. Only planes of 4 bits are in words of eight inputs, whose nibbles from the lowest on are those
+of inputs 0, 2, 4, 6, 1, 3, 5 and 7. Thus neighbours are 16 bits apart, where GPUs want halves of a register to be
+(`penstock.kernels.triton.quantized.nibbles`). Rows are padded with zeros to 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,10 @@ Numbers = Literal["integers", "e4m3", "e2m1", "table"]
 
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> bits of its planes, the low one first."""
+BLOCK = 128
+"""Outputs, and inputs, of a block with one scale, as matrix products of FP8 know it."""
+NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight inputs each nibble of a word is."""
 _PACKED_AT_A_TIME = 1 << 24
 """How many numbers of a matrix are packed at a time; each intermediate tensor has a byte for each number."""
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -43,6 +49,7 @@ class DeviceWeight(NamedTuple):
     values: Tensor | None  # the values of codes, for tables and also for floats
     order: Tensor | None
     inputs: InputRounding | None
+    block_scales: Tensor | None = None  # fp32[ceil(N / 128), K / 128], if so many scales say what `scales` does
 
     @property
     def num_outputs(self) -> int:
@@ -61,7 +68,10 @@ class DeviceWeight(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes in the device's memory."""
-        others = (self.scales, self.zeros, self.minimums, self.super_scales, self.super_minimums, self.order)
+        others = (
+            self.scales, self.zeros, self.minimums, self.super_scales, self.super_minimums, self.order,
+            self.block_scales,
+        )  # fmt: skip
         return sum(its.nbytes for its in (*self.planes, *others) if isinstance(its, Tensor))
 
 
@@ -86,6 +96,7 @@ def pack_for_device(weight: QuantizedWeight, device: torch.device | str) -> Devi
         planes, bits, weight.num_inputs, numbers, weight.group,
         weight.scales if weight.super_scales is not None else _narrowest(weight.scales),
         zeros, weight.minimums, weight.super_scales, weight.super_minimums, weight.values, weight.order, weight.inputs,
+        _block_scales(weight) if numbers == "e4m3" else None,
     )  # fmt: skip
 
 
@@ -110,7 +121,7 @@ def pack_experts_for_device(experts: Sequence[QuantizedWeight], device: torch.de
         for name, room in together.items():
             room[i] = its[name]
     planes = tuple(together.pop(f"planes {i}") for i in range(len(first.planes)))
-    changed: dict[str, Any] = {**together, "planes": planes}
+    changed: dict[str, Any] = {**together, "planes": planes, "block_scales": None}
     return first._replace(**changed)
 
 
@@ -131,8 +142,11 @@ def unpacked(weight: DeviceWeight, outputs: slice | Tensor = slice(None), expert
     for plane, bits in zip(weight.planes, PLANES[weight.bits], strict=True):
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=weight.device)
         bytes_ = of(plane).view(torch.uint8)
-        part = (bytes_.unsqueeze(-1) >> shifts) & (2**bits - 1)
-        codes = codes | part.flatten(-2)[..., : weight.num_inputs] << shift
+        part = ((bytes_.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+        if bits == 4:
+            order = torch.tensor(NIBBLES, device=weight.device).argsort()
+            part = part.unflatten(-1, (-1, 8)).index_select(-1, order).flatten(-2)
+        codes = codes | part[..., : weight.num_inputs] << shift
         shift += bits
     scales, zeros = of(weight.scales), weight.zeros if isinstance(weight.zeros, int) else of(weight.zeros)
     if weight.planes[0].dtype == torch.int8:
@@ -163,6 +177,8 @@ def _check(weight: QuantizedWeight) -> None:
             raise ValueError(f"{name} are {tuple(its.shape)}, not {of_groups}")
     if weight.super_scales is not None and (SUPER_GROUP % group or group & (group - 1)):
         raise ValueError(f"groups of {group} do not fit super-groups of {SUPER_GROUP}")
+    if weight.bits < 8 and isinstance(weight.zeros, Tensor) and bool((weight.zeros >= 128).any()):
+        raise ValueError(f"zeros of {weight.bits} bits are at least 128")
     among = weight.inputs.group if weight.inputs is not None else None
     if among is not None and (among < 32 or among & (among - 1)):
         raise ValueError(f"inputs in groups of {among}: these can be 32, 64, 128, ...")
@@ -182,7 +198,8 @@ def _numbers(weight: QuantizedWeight) -> Numbers:
     if weight.values is None:
         return "integers"
     values = weight.values.cpu()
-    if weight.bits == 4 and torch.equal(values, E2M1):
+    # Kernels multiply E2M1 by 2**126 times the scale, in bf16.
+    if weight.bits == 4 and torch.equal(values, E2M1) and bool((weight.scales <= 2).all()):
         return "e2m1"
     # Kernels convert E4M3 by shifts, which do not produce NaN.
     if weight.bits == 8 and torch.equal(values.nan_to_num(), E4M3.nan_to_num()):
@@ -230,12 +247,27 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
     for some, *of_planes in zip(*(its.flatten(0, -2).split(at_a_time) for its in (codes, *planes)), strict=True):
         padded, shift = torch.nn.functional.pad(some, (0, padding)), 0
         for width, plane in zip(widths, of_planes, strict=True):
-            part = ((padded >> shift) & (2**width - 1)).unflatten(-1, (-1, 8 // width))
+            part = (padded >> shift) & (2**width - 1)
+            if width == 4:
+                order = torch.tensor(NIBBLES, device=codes.device)
+                part = part.unflatten(-1, (-1, 8)).index_select(-1, order).flatten(-2)
+            part = part.unflatten(-1, (-1, 8 // width))
             plane.copy_(part[..., 0])
             for place in range(1, 8 // width):
                 plane |= part[..., place] << (place * width)
             shift += width
     return planes
+
+
+def _block_scales(weight: QuantizedWeight) -> Tensor | None:
+    """The scales of blocks of 128 x 128, if that is what the matrix has; their rows are aligned to 16 bytes."""
+    scales, num_inputs = weight.scales, weight.num_inputs
+    is_plain = weight.codes.ndim == 2 and _is_zero(weight.zeros) and weight.minimums is None
+    if not is_plain or weight.group != BLOCK or num_inputs % (4 * BLOCK):
+        return None
+    of_blocks = scales[::BLOCK].float()
+    spread = of_blocks.repeat_interleave(BLOCK, dim=0)[: weight.num_outputs]
+    return of_blocks.contiguous() if torch.equal(spread, scales.float()) else None
 
 
 def _narrowest(scales: Tensor) -> Tensor:

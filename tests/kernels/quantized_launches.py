@@ -15,12 +15,13 @@ from tests.faults.soak import IS_SOAK
 from tests.kernels.quantized_cases import FORMATS
 
 CHOSEN = {
-    "GPTQ": (1, 16, 4096),
-    "Q4_K": (16, 4096),
-    "Q5_K": (1, 4096),
-    "NF4": (4096,),
+    "GPTQ": (1, 16, 256, 4096),
+    "Q4_K": (16, 256),
+    "Q5_K": (1, 256),
+    "Q6_K": (4096,),
+    "NF4": (256,),
     "INT8 W8A8": (16, 4096),
-    "FP8 W8A8": (4096,),
+    "FP8 W8A8": (64, 4096),
     "FP8 blocks": (16, 4096),
 }
 """Rows that are compiled by default, by format: the largest tiles, and those of decode; in soak all."""
@@ -29,7 +30,7 @@ EXPERTS, HIDDEN_OF_EXPERTS = 32, 2880  # gpt-oss-20b
 
 
 def launch_quantized() -> None:
-    for name, numbers in dict.fromkeys(FORMATS, (1, 16, 64, 4096)).items() if IS_SOAK else CHOSEN.items():
+    for name, numbers in dict.fromkeys(FORMATS, (1, 16, 64, 256, 4096)).items() if IS_SOAK else CHOSEN.items():
         weight = _matrix(name, HIDDEN)
         for num_rows in numbers:
             quantized_linear_triton(_inputs(num_rows, weight), weight, None, torch.bfloat16)

@@ -16,8 +16,16 @@ from penstock.kernels.experts.experts import BlockedRows
 from penstock.kernels.quantized.device_weight import DeviceWeight
 from penstock.kernels.quantized.inputs import RoundedInputs
 from penstock.kernels.triton.device import ceil_div, device_facts
+from penstock.kernels.triton.quantized.many_rows import (
+    MOST_ROWS_OF_CODES,
+    MOST_ROWS_OF_PACKED,
+    has_product_of_codes,
+    product_of_codes,
+    product_of_floats,
+)
 from penstock.kernels.triton.quantized.tiles import (
     WHOLE,
+    half_tile,
     numbers_of,
     of_groups,
     plane_tile,
@@ -34,7 +42,8 @@ def quantized_linear_kernel(
     low_bytes, high_bytes, num_groups, num_supers,
     LOW: tl.constexpr, HIGH: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr,
-    OUTPUT_SCALES: tl.constexpr, OF_CODES: tl.constexpr, WIDE: tl.constexpr, HAS_X_SCALES: tl.constexpr,
+    OUTPUT_SCALES: tl.constexpr, OF_CODES: tl.constexpr, HALVES: tl.constexpr, WIDE: tl.constexpr,
+    HAS_X_SCALES: tl.constexpr,
     X_GROUP: tl.constexpr, ROWS_OF_INPUT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
     IS_GROUPED: tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TOGETHER: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -42,7 +51,8 @@ def quantized_linear_kernel(
     """Grid (B * ceil(N / BLOCK_N), splits): BLOCK_N outputs for one block of SIZE rows.
 
     IS_GROUPED: rows and blocks as in `kernels/triton/experts/experts.py`. OF_CODES: both sides are multiplied as they
-    are stored, else in the dtype WIDE. X_GROUP: inputs of a token that share a scale; 0: all.
+    are stored, else in the dtype WIDE. HALVES: how codes of 4 bits get there, as `half_tile` knows it; "": by fp32.
+    X_GROUP: inputs of a token that share a scale; 0: all.
     """
     num_tiles = tl.cdiv(num_outputs, BLOCK_N)
     together = TOGETHER * num_tiles
@@ -70,7 +80,8 @@ def quantized_linear_kernel(
     tokens = rows // ROWS_OF_INPUT
     begin_k = tl.program_id(1) * split_inputs
     end_k = tl.minimum(begin_k + split_inputs, num_inputs)
-    SCALED_SUMS: tl.constexpr = X_GROUP > 0 or (OF_CODES and not OUTPUT_SCALES)
+    GROUP_SCALES: tl.constexpr = (OF_CODES or HALVES == "exact") and not OUTPUT_SCALES
+    SCALED_SUMS: tl.constexpr = X_GROUP > 0 or GROUP_SCALES
     IS_INT: tl.constexpr = OF_CODES and NUMBERS == "integers"
     CODE: tl.constexpr = tl.int8 if NUMBERS == "integers" else tl.float8e4nv
     FLOAT: tl.constexpr = tl.float32 if WIDE == "fp32" else (tl.float16 if WIDE == "fp16" else tl.bfloat16)
@@ -85,6 +96,12 @@ def quantized_linear_kernel(
         if OF_CODES:
             weight = plane_tile(low_ptr, outputs, first, low_bytes, 8, BLOCK_K, EVEN_K).to(CODE, bitcast=True)
             x = x.to(CODE, bitcast=True)
+        elif HALVES != "":
+            weight = half_tile(
+                outputs, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr,
+                super_minimums_ptr, low_bytes, high_bytes, num_groups, num_supers, HALVES, HIGH, ZERO, GROUP, HAS_ZEROS,
+                HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16", BLOCK_K, EVEN_K,
+            )  # fmt: skip
         else:
             weight = weight_tile(
                 outputs, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr,
@@ -97,7 +114,7 @@ def quantized_linear_kernel(
         if SCALED_SUMS:
             SUM: tl.constexpr = tl.int32 if IS_INT else tl.float32
             part = tl.dot(weight, tl.trans(x), input_precision=PRECISION, out_dtype=SUM).to(tl.float32)
-            if OF_CODES and not OUTPUT_SCALES:
+            if GROUP_SCALES:
                 part *= of_groups(
                     scales_ptr, super_scales_ptr, outputs, first // GROUP + tl.arange(0, 1), num_groups, num_supers,
                     GROUP, HAS_SUPERS, ARE_EXPONENTS,
@@ -190,11 +207,16 @@ def quantized_linear_triton(
     """[T, K], in the weight's order of inputs, -> [T, N] of `dtype`."""
     codes = x if isinstance(x, Tensor) else x.codes
     num_rows, num_outputs = codes.shape[0], weight.num_outputs
+    if num_rows > MOST_ROWS_OF_CODES and not isinstance(x, Tensor) and has_product_of_codes(x, weight, dtype):
+        return product_of_codes(x, weight, bias, dtype)
     out = torch.empty((num_rows, num_outputs), dtype=dtype, device=codes.device)
     if not num_rows:
         return out
+    if num_rows > MOST_ROWS_OF_PACKED and isinstance(x, Tensor):
+        product_of_floats(x, weight, bias, out)
+        return out
     size = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128  # warm-up runs all of them
-    is_vector = num_rows == 1 and isinstance(x, Tensor)
+    is_vector = num_rows == 1 and isinstance(x, Tensor) and not halves_of(x, weight, dtype)
     tiles = VECTOR if is_vector else choose_tiles(x, weight, size, dtype)
     splits, split_inputs = choose_splits(weight, tiles, ceil_div(num_rows, size))
     target = out if splits == 1 else torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
@@ -273,6 +295,7 @@ def linear_arguments(
         "stride_xs": stride_xs,
         **weight_arguments(weight),
         "OF_CODES": multiplies_codes(x, weight),
+        "HALVES": halves_of(x, weight, dtype),
         "WIDE": {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype],
         "HAS_X_SCALES": isinstance(x, RoundedInputs),
         "X_GROUP": x_group,
@@ -298,6 +321,24 @@ def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
     return weight.numbers == "e4m3" and device_facts(weight.device).capability >= (8, 9)
 
 
+def halves_of(x: Tensor | RoundedInputs, weight: DeviceWeight, dtype: torch.dtype) -> str:
+    """How codes of 4 to 6 bits become half precision; see `half_tile`. Empty if they do not."""
+    if not isinstance(x, Tensor) or weight.bits not in (4, 5, 6) or dtype == torch.float32:
+        return ""
+    if weight.numbers == "integers":
+        is_plain = weight.bits == 4 and weight.minimums is None and weight.super_scales is None
+        if is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS):
+            return "exact"
+        return "scaled" if weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS else ""
+    are_exponents = weight.scales.dtype == torch.uint8 and weight.super_scales is None
+    is_e2m1 = weight.numbers == "e2m1" and are_exponents and dtype == torch.bfloat16
+    return "e2m1" if is_e2m1 and weight.group >= LEAST_OF_WORDS else ""
+
+
+LEAST_OF_SUMS = 64
+"""Inputs that share a scale, if it is applied to their sum."""
+LEAST_OF_WORDS = 8
+"""Inputs that share a scale, if it is applied to words."""
 LEAST_OF_CODES = 32
 """Bytes of each row that a matrix instruction takes at once."""
 VECTOR = Tiles(16, 256, 4, 1)
@@ -306,7 +347,18 @@ VECTOR = Tiles(16, 256, 4, 1)
 def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dtype: torch.dtype) -> Tiles:
     """The tiles. With few rows, reading the matrix takes most of the time, and many small programs read in parallel."""
     of_codes = multiplies_codes(x, weight)
+    halves = halves_of(x, weight, dtype)
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if size == 16 else (128, 64, 8, 3)
+    if halves:
+        is_small = size < 128 or not device_facts(weight.device).is_large  # of registers there are few
+        block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if is_small else (128, 64, 8, 3)
+        if size == 64:
+            num_stages = 3
+        elif size == 128 and is_small:
+            block_k, num_stages = 32, 3
+        if halves == "exact" and not weight.has_output_scales:
+            block_k = min(block_k, weight.group)
+        return Tiles(block_n, block_k, num_warps, num_stages)
     if of_codes:
         block_k = 128
     elif dtype == torch.float32:

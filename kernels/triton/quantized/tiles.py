@@ -11,6 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.quantized.device_weight import PLANES, DeviceWeight
+from penstock.kernels.triton.quantized.nibbles import (
+    e2m1,
+    in_order,
+    integers,
+    pairs_of,
+    scaled,
+    scales_of,
+    words_tile,
+)
 
 WHOLE = 1 << 30
 """The group size that stands for all inputs."""
@@ -20,20 +29,26 @@ WHOLE = 1 << 30
 def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """uint8[N, BLOCK_K] (int8 if the plane is int8): the bits of inputs from `first` on, a multiple of BLOCK_K.
 
-    Each byte is read once, and its parts become adjacent in the same thread.
+    Each byte is read once, and its parts become adjacent in the same thread. Planes of 4 bits are read by words, and
+    the result is int32.
     """
-    at = first * BITS // 8 + tl.arange(0, BLOCK_K * BITS // 8)
-    ptrs = plane_ptr + rows[:, None] * row_bytes + at[None, :]
-    parts = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes, other=0)
-    # The index of the outer join is the last in the new shape, so it is the lowest bits of the place.
     if BITS == 4:
-        parts = tl.join(parts & 15, parts >> 4)
-    elif BITS == 2:
-        parts = tl.join(tl.join(parts & 3, (parts >> 4) & 3), tl.join((parts >> 2) & 3, parts >> 6))
-    elif BITS == 1:
-        even = tl.join(tl.join(parts & 1, (parts >> 4) & 1), tl.join((parts >> 2) & 1, (parts >> 6) & 1))
-        odd = tl.join(tl.join((parts >> 1) & 1, (parts >> 5) & 1), tl.join((parts >> 3) & 1, parts >> 7))
-        parts = tl.join(even, odd)
+        words = words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K, EVEN_K)
+        parts = in_order((
+            words & 15, (words >> 16) & 15, (words >> 4) & 15, (words >> 20) & 15,
+            (words >> 8) & 15, (words >> 24) & 15, (words >> 12) & 15, (words >> 28) & 15,
+        ))  # fmt: skip
+    else:
+        at = first * BITS // 8 + tl.arange(0, BLOCK_K * BITS // 8)
+        ptrs = plane_ptr + rows[:, None] * row_bytes + at[None, :]
+        parts = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes, other=0)
+        # The index of the outer join is the last in the new shape, so it is the lowest bits of the place.
+        if BITS == 2:
+            parts = tl.join(tl.join(parts & 3, (parts >> 4) & 3), tl.join((parts >> 2) & 3, parts >> 6))
+        elif BITS == 1:
+            even = tl.join(tl.join(parts & 1, (parts >> 4) & 1), tl.join((parts >> 2) & 1, (parts >> 6) & 1))
+            odd = tl.join(tl.join((parts >> 1) & 1, (parts >> 5) & 1), tl.join((parts >> 3) & 1, parts >> 7))
+            parts = tl.join(even, odd)
     return tl.reshape(parts, [rows.shape[0], BLOCK_K])
 
 
@@ -89,7 +104,7 @@ def weight_tile(
     """fp32[N, BLOCK_K]: outputs `rows` and inputs from `first` on. OUTPUT_SCALES are applied to the sum later."""
     codes = plane_tile(low_ptr, rows, first, low_bytes, LOW, BLOCK_K, EVEN_K)
     if HIGH > 0:
-        codes |= plane_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K) << LOW
+        codes |= plane_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K).to(codes.dtype) << LOW
     numbers = numbers_of(codes, values_ptr, LOW + HIGH, NUMBERS, ZERO)
     if not OUTPUT_SCALES:
         SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
@@ -109,6 +124,73 @@ def weight_tile(
             numbers -= minimums[:, :, None]
         numbers = tl.reshape(numbers, [rows.shape[0], BLOCK_K])
     return numbers
+
+
+@triton.jit
+def half_tile(
+    rows, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
+    low_bytes, high_bytes, num_groups, num_supers,
+    HALVES: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr, IS_BF16: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """bf16 or fp16 [N, BLOCK_K]: numbers as `HALVES` says, outputs `rows` and inputs from `first` on.
+
+    HALVES: "exact", integers of 4 bits minus zeros, whose scales are applied to sums; so a tile has a single group.
+    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents.
+    """
+    words = words_tile(low_ptr, rows, first, low_bytes, BLOCK_K, EVEN_K)
+    if HALVES == "exact":
+        if HAS_ZEROS:
+            zeros = tl.load(zeros_ptr + rows * num_groups + first // GROUP)[:, None]
+        else:
+            zeros = tl.full([1, 1], ZERO, tl.int32)
+        halves = integers(words, tl.broadcast_to(pairs_of(zeros, IS_BF16), words.shape), IS_BF16)
+    else:
+        SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
+        group = first // GROUP + tl.arange(0, BLOCK_K // SIZE)
+        if HALVES == "e2m1":
+            at = rows[:, None] * num_groups + group[None, :]
+            exponents = tl.load(scales_ptr + at, mask=group[None, :] < num_groups, other=0)
+            halves = e2m1(words, of_words(scales_of(exponents), words))
+        else:
+            scales = of_groups(
+                scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
+            )
+            if HAS_ZEROS:
+                zeros = of_groups(zeros_ptr, zeros_ptr, rows, group, num_groups, 0, GROUP, False, False)
+                summands = scales * (-128.0 - zeros)
+            else:
+                summands = scales * (-128.0 - ZERO)
+            if HAS_MINIMUMS:
+                summands -= of_groups(
+                    minimums_ptr, super_minimums_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, False
+                )
+            scales, summands = scales.to(tl.int32, bitcast=True), summands.to(tl.int32, bitcast=True)
+            high = words
+            if HIGH > 0:
+                high = high_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K)
+            halves = scaled(words, high, of_words(scales, words), of_words(summands, words), HIGH, IS_BF16)
+    numbers = tl.reshape(in_order(halves), [rows.shape[0], BLOCK_K])
+    return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16, bitcast=True)
+
+
+@triton.jit
+def high_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """int32[N, BLOCK_K / 8]: 1 or 2 bits of each of eight inputs, for the words of a plane of 4 bits."""
+    at = first // 8 + tl.arange(0, BLOCK_K // 8)
+    ptrs = plane_ptr.to(tl.pointer_type(tl.uint16 if BITS == 2 else tl.uint8))
+    ptrs = ptrs + rows[:, None] * (row_bytes // BITS) + at[None, :]
+    bits = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes // BITS, other=0)
+    return bits.to(tl.int32)
+
+
+@triton.jit
+def of_words(numbers, words):
+    """[N, W]: numbers of groups [N, G] for the words of each."""
+    N: tl.constexpr = words.shape[0]
+    EACH: tl.constexpr = words.shape[1] // numbers.shape[1]
+    return tl.reshape(tl.broadcast_to(numbers[:, :, None], [N, numbers.shape[1], EACH]), [N, words.shape[1]])
 
 
 def weight_arguments(weight: DeviceWeight) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Products with quantized matrices, rows of them, and rounded inputs."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +8,8 @@ from penstock.kernels.activation import Activation, ActivationKind
 from penstock.kernels.experts.experts import group_rows
 from penstock.kernels.quantized import linear
 from penstock.kernels.quantized.device_weight import pack_for_device
-from penstock.kernels.quantized.inputs import RoundedInputs, as_floats, round_inputs_reference
-from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight, dequantized, stacked
+from penstock.kernels.quantized.inputs import RoundedInputs, round_inputs_reference
+from penstock.kernels.quantized.weight import InputRounding, dequantized, stacked
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.device import DeviceFacts
 from penstock.kernels.triton.experts.experts import group_rows_triton
@@ -29,50 +27,7 @@ from penstock.kernels.triton.quantized.rows import quantized_rows_triton
 from tests.kernels.interpreter_limits import dtypes
 from tests.kernels.pairs import every
 from tests.kernels.quantized_cases import FORMATS, experts_of
-
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""The relative error of rounding to nearest."""
-
-
-def inputs_of(x: Tensor, weight: QuantizedWeight) -> Tensor | RoundedInputs:
-    """As a product gets them."""
-    if weight.order is not None:
-        x = x[:, weight.order]
-    return x if weight.inputs is None else round_inputs_reference(x, weight.inputs)
-
-
-def on(device: str, its: Any) -> Any:
-    """A tensor, rounded inputs, or nothing, there."""
-    if isinstance(its, RoundedInputs):
-        return its._replace(codes=its.codes.to(device), scales=its.scales.to(device))
-    return None if its is None else its.to(device)
-
-
-def x_of(inputs: Tensor | RoundedInputs, rows: Tensor) -> Tensor | RoundedInputs:
-    """Some tokens' inputs."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    scales = inputs.scales if len(inputs.scales) == 1 else inputs.scales[rows]
-    return inputs._replace(codes=inputs.codes[rows], scales=scales)
-
-
-def assert_is_product(
-    got: Tensor,
-    x: Tensor | RoundedInputs,
-    weight: QuantizedWeight,
-    bias: Tensor | None,
-    row_scales: Tensor | None = None,
-) -> None:
-    """Within what rounding allows: of each weight to the dtype, of sums in fp32, of the result."""
-    matrix = dequantized(weight._replace(order=None)).double()
-    x = x.double() if isinstance(x, Tensor) else as_floats(x).double()
-    x = x if row_scales is None else x * row_scales.double().view(-1, 1)
-    expected, size = x @ matrix.T, x.abs() @ matrix.abs().T
-    expected = expected if bias is None else expected + bias.double()
-    num_inputs = matrix.shape[1]
-    bound = (UNIT[got.dtype] + 2 * num_inputs * 2.0**-24) * size + UNIT[got.dtype] * expected.abs() * 1.01 + 1e-7
-    assert got.shape == expected.shape
-    assert bool(((got.double() - expected).abs() <= bound).all())
+from tests.kernels.quantized_products import UNIT, assert_is_product, inputs_of, on, x_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,224 @@
+"""Codes of 4 bits as numbers in half precision, in pairs as GPUs multiply them.
+
+A word of 32 bits has eight codes (`penstock.kernels.quantized.device_weight`): those of inputs 2 * j and 2 * j + 1 are
+j nibbles above the lowest one of each half. So one instruction takes out both, and gives them an exponent with which
+they are 128 + c in bf16, or 1024 + c in fp16. The next one subtracts that and the zero, exactly. If few inputs share a
+scale, each code becomes 128 + c in fp32 instead, is multiplied and added to, and rounded to half precision once.
+
+Triton's language has no halves of words, and its interpreter no assembly, so it computes the same part by part.
+"""
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+from penstock.kernels.quantized.device_weight import NIBBLES
+
+_OUTPUTS = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
+_OUTPUTS_OF_SCALED = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r")
+_EIGHT = tl.constexpr((tl.int16,) * 8)
+
+
+def _integers(kind: str, exponents: str, one: str) -> str:
+    """Pairs of c - zero; $8 is the word, and $9 a pair of -(exponent's value + zero)."""
+    each = "".join(
+        f"""
+    shr.b32 pair, $8, {4 * j};
+    lop3.b32 pair, pair, mask, exponents, 0xEA;
+    fma.rn.{kind} pair, pair, one, $9;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(4)
+    )
+    return f"""{{
+    .reg .b32 pair, mask, exponents, one;
+    mov.b32 mask, 0x000F000F;
+    mov.b32 exponents, {exponents};
+    mov.b32 one, {one};{each}
+}}"""
+
+
+def _scaled(kind: str, high_bits: int) -> str:
+    """Pairs of (128 + c) * scale + summand: $8 is the word, $9 the high bits of its codes, $10 and $11 are fp32."""
+
+    def shifted(place: int, of: str, to: int) -> str:
+        return f"{'shl' if to >= place else 'shr'}.b32 bits, {of}, {abs(to - place)};"
+
+    def one(k: int, name: str) -> str:
+        low = f"""
+    {shifted(4 * NIBBLES.index(k), "$8", 16)}
+    lop3.b32 bits, bits, mask, exponent, 0xEA;"""
+        high = f"""
+    mov.b32 code, bits;
+    {shifted(high_bits * k, "$9", 20)}
+    lop3.b32 bits, bits, high_mask, code, 0xEA;"""
+        return f"""{low}{high if high_bits else ""}
+    fma.rn.f32 {name}, bits, $10, $11;"""
+
+    pairs = "".join(
+        f"""{one(2 * j, "first")}{one(2 * j + 1, "second")}
+    cvt.rn.{kind}.f32 bits, second, first;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, bits;"""
+        for j in range(4)
+    )
+    return f"""{{
+    .reg .b32 bits, code, mask, high_mask, exponent;
+    .reg .f32 first, second;
+    mov.b32 mask, 0x000F0000;
+    mov.b32 high_mask, {(2**high_bits - 1) << 20};
+    mov.b32 exponent, 0x43000000;{pairs}
+}}"""
+
+
+def _e2m1() -> str:
+    """Pairs in bf16; $9 is a pair of scales times 2**126. The bits of a code are those of a number so much smaller."""
+    each = "".join(
+        f"""
+    shl.b32 sign, $8, {12 - 4 * j};
+    and.b32 sign, sign, signs;
+    {"shl" if j < 2 else "shr"}.b32 pair, $8, {abs(6 - 4 * j)};
+    lop3.b32 pair, pair, sizes, sign, 0xEA;
+    fma.rn.bf16x2 pair, pair, $9, signs;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(4)
+    )
+    return f"""{{
+    .reg .b32 pair, sign, signs, sizes;
+    mov.b32 signs, 0x80008000;
+    mov.b32 sizes, 0x01C001C0;{each}
+}}"""
+
+
+_OF_BF16 = tl.constexpr(_integers("bf16x2", "0x43004300", "0x3F803F80"))
+_OF_FP16 = tl.constexpr(_integers("f16x2", "0x64006400", "0x3C003C00"))
+_SCALED_BF16 = tl.constexpr(tuple(_scaled("bf16x2", high_bits) for high_bits in range(3)))
+_SCALED_FP16 = tl.constexpr(tuple(_scaled("f16x2", high_bits) for high_bits in range(3)))
+_OF_E2M1 = tl.constexpr(_e2m1())
+
+
+@triton.jit
+def integers_in_assembly(words, less, IS_BF16: tl.constexpr):
+    """int16, eight times the shape of `words`: the bits of codes minus zeros, by input. `less` is from `pairs_of`."""
+    ASSEMBLY: tl.constexpr = _OF_BF16 if IS_BF16 else _OF_FP16
+    return tl.inline_asm_elementwise(ASSEMBLY, _OUTPUTS, [words, less], dtype=_EIGHT, is_pure=True, pack=1)
+
+
+@triton.jit
+def scaled_in_assembly(words, high, scales, summands, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
+    """int16, eight times the shape of `words`: the bits of (128 + c) * scale + summand, by input.
+
+    int32 `high` has HIGH more bits of each code of a word. Scales and summands are the bits of fp32.
+    """
+    ASSEMBLY: tl.constexpr = _SCALED_BF16[HIGH] if IS_BF16 else _SCALED_FP16[HIGH]
+    return tl.inline_asm_elementwise(
+        ASSEMBLY, _OUTPUTS_OF_SCALED, [words, high, scales, summands], dtype=_EIGHT, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def e2m1_in_assembly(words, scales):
+    """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are from `scales_of`."""
+    return tl.inline_asm_elementwise(_OF_E2M1, _OUTPUTS, [words, scales], dtype=_EIGHT, is_pure=True, pack=1)
+
+
+@triton.jit
+def integers_in_parts(words, less, IS_BF16: tl.constexpr):
+    """As `integers_in_assembly`."""
+    return (
+        _integer(words, less, 0, IS_BF16), _integer(words, less, 16, IS_BF16),
+        _integer(words, less, 4, IS_BF16), _integer(words, less, 20, IS_BF16),
+        _integer(words, less, 8, IS_BF16), _integer(words, less, 24, IS_BF16),
+        _integer(words, less, 12, IS_BF16), _integer(words, less, 28, IS_BF16),
+    )  # fmt: skip
+
+
+@triton.jit
+def scaled_in_parts(words, high, scales, summands, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
+    """As `scaled_in_assembly`."""
+    return (
+        _scaled_one(words, high, scales, summands, 0, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 1, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 2, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 3, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 4, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 5, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 6, HIGH, IS_BF16),
+        _scaled_one(words, high, scales, summands, 7, HIGH, IS_BF16),
+    )
+
+
+@triton.jit
+def e2m1_in_parts(words, scales):
+    """As `e2m1_in_assembly`."""
+    return (
+        _e2m1_times(words, scales, 0), _e2m1_times(words, scales, 16),
+        _e2m1_times(words, scales, 4), _e2m1_times(words, scales, 20),
+        _e2m1_times(words, scales, 8), _e2m1_times(words, scales, 24),
+        _e2m1_times(words, scales, 12), _e2m1_times(words, scales, 28),
+    )  # fmt: skip
+
+
+@triton.jit
+def _integer(words, less, PLACE: tl.constexpr, IS_BF16: tl.constexpr):
+    codes = ((words >> PLACE) & 15).to(tl.float32)
+    if IS_BF16:
+        bits = _upper_half(codes + 128.0 + (less << 16).to(tl.float32, bitcast=True))
+    else:
+        numbers = codes + 1024.0 + less.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        bits = numbers.to(tl.float16).to(tl.int16, bitcast=True)
+    return bits
+
+
+@triton.jit
+def _scaled_one(words, high, scales, summands, K: tl.constexpr, HIGH: tl.constexpr, IS_BF16: tl.constexpr):
+    codes = ((words >> (K % 2 * 16 + K // 2 * 4)) & 15) | (((high >> (HIGH * K)) & ((1 << HIGH) - 1)) << 4)
+    scales, summands = scales.to(tl.float32, bitcast=True), summands.to(tl.float32, bitcast=True)
+    numbers = tl.fma(codes.to(tl.float32) + 128.0, scales, summands)
+    return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
+def _e2m1_times(words, scales, PLACE: tl.constexpr):
+    codes = (words >> PLACE) & 15
+    tiny = (((codes & 8) << 28) | ((codes & 7) << 22)).to(tl.float32, bitcast=True)
+    return _upper_half(tiny * (scales << 16).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _upper_half(numbers):
+    """int16: the bits of bf16, for numbers that it holds."""
+    return (numbers.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+
+
+integers = integers_in_parts if knobs.runtime.interpret else integers_in_assembly
+scaled = scaled_in_parts if knobs.runtime.interpret else scaled_in_assembly
+e2m1 = e2m1_in_parts if knobs.runtime.interpret else e2m1_in_assembly
+
+
+@triton.jit
+def pairs_of(zeros, IS_BF16: tl.constexpr):
+    """int32: what `integers` adds for zeros below 128: -(128 + zero) twice in bf16, or -(1024 + zero) in fp16."""
+    EXPONENT: tl.constexpr = 0xC300 if IS_BF16 else 0xE400
+    return (zeros.to(tl.int32) | EXPONENT) * 0x10001
+
+
+@triton.jit
+def scales_of(exponents):
+    """int32: what `e2m1` multiplies by for scales of 2 ** (exponent - 127), at most 2: 2**126 of them twice in bf16."""
+    return (exponents.to(tl.int32) + 126) * 0x800080
+
+
+@triton.jit
+def in_order(halves):
+    """[N, W, 8]: eight tensors [N, W] as one, in the order of inputs."""
+    # The index of the outer join is the last in the new shape, so it is the lowest bits of the place.
+    even = tl.join(tl.join(halves[0], halves[4]), tl.join(halves[2], halves[6]))
+    odd = tl.join(tl.join(halves[1], halves[5]), tl.join(halves[3], halves[7]))
+    return tl.join(even, odd)
+
+
+@triton.jit
+def words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """int32[N, BLOCK_K / 8]: the codes of inputs from `first` on, a multiple of BLOCK_K."""
+    at = first // 8 + tl.arange(0, BLOCK_K // 8)
+    ptrs = plane_ptr.to(tl.pointer_type(tl.int32)) + rows[:, None] * (row_bytes // 4) + at[None, :]
+    return tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes // 4, other=0)
