@@ -17,16 +17,41 @@ def philox_words(seed, position, groups):
 
 
 @triton.jit
-def gumbel(words):
-    """-log(-log(u)) of u = ((word >> 9) + 0.5) / 2**23, fp32."""
-    u = ((words >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
-    return -tl.log(-tl.log(u))
+def uniform(words):
+    """u = ((word >> 9) + 0.5) / 2**23, fp32 and exact: the bits become the mantissa of a number in [1, 2)."""
+    return ((words >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 0.999999940395355224609375
 
 
 @triton.jit
-def token_noise(seed, position, first_group, BLOCK: tl.constexpr):
-    """Noise of the BLOCK token ids from 4 * first_group on, fp32 [BLOCK]."""
+def gumbel(words):
+    """-log(-log(u)), fp32."""
+    return -tl.log(-tl.log(uniform(words)))
+
+
+@triton.jit
+def rough_exponential(words):
+    """-log(u) within a factor of 1 +- 4.4e-4, with a cubic polynomial in place of a logarithm of full precision.
+
+    The mantissa is taken from [0.75, 1.5), so the exponent is 0 near u = 1, where the logarithm vanishes.
+    """
+    bits = uniform(words).to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F400000) & -0x800000  # times 2**23
+    f = (bits - exponent).to(tl.float32, bitcast=True) - 1.0
+    log_f = f * (0.99993421 + f * (-0.50398304 + f * (0.34314532 - 0.18437941 * f)))
+    return -(log_f + exponent.to(tl.float32) * 8.262958294867817e-08)  # log(2) / 2**23
+
+
+@triton.jit
+def token_words(seed, position, first_group, BLOCK: tl.constexpr):
+    """The words (uint32 [BLOCK]) of the token ids from 4 * first_group on."""
     groups = first_group + tl.arange(0, BLOCK // 4)
     w0, w1, w2, w3 = philox_words(seed, position, groups)
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [..., i, j] is word 2 * i + j
-    return gumbel(tl.reshape(words, [BLOCK]))
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK])  # [..., i, j] is word 2 * i + j
+
+
+@triton.jit
+def word_of(seed, position, ids):
+    """The word (uint32, shape of `ids`) of each token id."""
+    w0, w1, w2, w3 = philox_words(seed, position, ids // 4)
+    of_pair = ids & 1
+    return tl.where((ids & 2) == 0, tl.where(of_pair == 0, w0, w1), tl.where(of_pair == 0, w2, w3))
