@@ -7,13 +7,22 @@ import triton.language as tl
 @triton.jit
 def philox_words(seed, position, groups):
     """The four words (uint32, shape of `groups`) of key = seed, counter = (group, position, 0, 0)."""
-    c0 = groups.to(tl.uint32)
-    c1 = tl.zeros_like(c0) + position.to(tl.uint32)
-    zero = tl.zeros_like(c0)
     key = seed.to(tl.uint64)
     k0 = (key & 0xFFFFFFFF).to(tl.uint32)
     k1 = (key >> 32).to(tl.uint32)
-    return tl.philox_impl(c0, c1, zero, zero, zero + k0, zero + k1, 10)
+    c0 = groups.to(tl.uint32)
+    c1 = tl.zeros_like(c0) + position.to(tl.uint32)
+    c2 = tl.zeros_like(c0)
+    c3 = tl.zeros_like(c0)
+    for round_idx in tl.static_range(10):
+        # One instruction makes both halves of a 64-bit product; Triton's own Philox asks for them separately.
+        product_0 = c0.to(tl.uint64) * 0xD2511F53
+        product_2 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product_2 >> 32).to(tl.uint32) ^ c1 ^ (k0 + (round_idx * 0x9E3779B9 & 0xFFFFFFFF))
+        c2 = (product_0 >> 32).to(tl.uint32) ^ c3 ^ (k1 + (round_idx * 0xBB67AE85 & 0xFFFFFFFF))
+        c1 = product_2.to(tl.uint32)
+        c3 = product_0.to(tl.uint32)
+    return c0, c1, c2, c3
 
 
 @triton.jit

@@ -57,20 +57,24 @@ def draw_kernel(
     if FILTER:
         x = tl.where(x < tl.load(lowest_ptr + s), float("-inf"), x)
     top = tl.reduce(x, 0, larger_or_nan)
-    best_id = tl.min(tl.where(x == top, ids, vocab), 0)
+    temperature = 0.0
+    row = tl.load(rows_ptr + s).to(tl.int64)
     if RANDOM:
-        row = tl.load(rows_ptr + s).to(tl.int64)
         temperature = tl.load(temperature_ptr + row)
-        if (temperature > 0.0) & (tl.abs(top) < float("inf")):  # blocks that the filters have emptied need no noise
-            words = token_words(tl.load(seed_ptr + row), tl.load(positions_ptr + s), first // 4, BLOCK)
-            rough = rough_exponential(words) * tl.exp2((top - x) * (LOG2_E / temperature))
-            # Twice the error of the polynomial, and that of rounding logits / temperature.
-            limit = tl.min(rough, 0) * (1.001 + 4e-7 * tl.abs(top / temperature))
-            near = tl.where(rough <= limit, 1, 0)
-            best_id = tl.min(tl.where(near == 1, ids, vocab), 0)
-            if tl.sum(near, 0) > 1:
-                exact = tl.where(near == 1, score(x, words, temperature), float("-inf"))
-                best_id = tl.min(tl.where(exact == tl.max(exact, 0), ids, vocab), 0)
+    if (temperature > 0.0) & (tl.abs(top) < float("inf")):  # blocks that the filters have emptied need no noise
+        words = token_words(tl.load(seed_ptr + row), tl.load(positions_ptr + s), first // 4, BLOCK)
+        scale = LOG2_E / temperature
+        rough = rough_exponential(words) * tl.exp2(top * scale - x * scale)
+        # Twice the error of the polynomial, and that of rounding logits / temperature.
+        limit = tl.min(rough, 0) * (1.001 + 1e-6 * tl.abs(top * scale))
+        # If there is one, the sum tells its place in the block. There is none only if logits / temperature overflow.
+        sum_of_near = tl.sum(tl.where(rough <= limit, BLOCK + tl.arange(0, BLOCK), 0), 0)
+        best_id = first + sum_of_near - BLOCK
+        if (sum_of_near < BLOCK) | (sum_of_near >= 2 * BLOCK):
+            exact = tl.where(rough > limit, float("-inf"), score(x, words, temperature))
+            best_id = tl.min(tl.where(exact == tl.max(exact, 0), ids, vocab), 0)
+    else:
+        best_id = tl.min(tl.where(x == top, ids, vocab), 0)
     tl.store(top_ptr + s * tl.num_programs(0) + block, top)
     tl.store(best_id_ptr + s * tl.num_programs(0) + block, best_id)
 
