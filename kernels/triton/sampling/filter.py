@@ -1,8 +1,17 @@
-"""min-p, top-k and top-p as one threshold per row, found without sorting.
+"""min-p, top-k and top-p as one threshold per row, found without sorting and exact however the logits are distributed.
 
-Each pass over the row counts (top-k) or weighs (top-p) the tokens above three pivots between the bounds, and keeps the
-quarter with the answer. It ends when one token, or no fp32 number, is left between the bounds. So the threshold is
-exact, however the values are distributed.
+1. `scan_kernel` reads the logits: the maximum of each group of 32 tokens, and the weight of each block, which is the
+   sum of exp(logit / temperature).
+2. `near_top_kernel` reads the few groups with the largest maxima. They hold all tokens above some value, and mostly
+   those are enough to find the threshold. If not, it guesses from a sample of the row between which two values the
+   threshold lies.
+3. For the rows without a threshold, `weigh_kernel` reads the logits again: how many tokens (top-k), or which weight
+   (top-p), is above each of the two values. It gathers the tokens between them.
+4. `settle_kernel` finds the threshold among those. If the guess was wrong or too many tokens tie, it reads the row as
+   often as bisection needs.
+
+Everything is compared as raw logits, because division by a temperature keeps their order. Tokens that tie only after
+the division are kept together, since the last step takes the least logit with the same quotient.
 """
 
 import torch
@@ -11,103 +20,120 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
-from penstock.kernels.triton.device import next_power_of_two
+from penstock.kernels.triton.device import ceil_div, next_power_of_two
+from penstock.kernels.triton.sampling.search import (
+    LARGEST,
+    LOG2_E,
+    key_of,
+    largest_reaching,
+    least_logit,
+    search_row,
+    value_of,
+    weight_from,
+    with_ties,
+)
+
+GROUP = 32
+"""Tokens with one maximum: their logits are one line of the cache."""
+FEW_GROUPS = 128
+"""How many groups are read again: those with the largest maxima, or those of the sample."""
+MOST_CANDIDATES = 8192
+"""How many tokens `settle_kernel` can take between the two values."""
+
+COUNT: tl.constexpr = tl.constexpr(1)
+WEIGHT: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def tempered(line, first, vocab, temperature, BLOCK: tl.constexpr):
-    """fp32 [BLOCK] logits / temperature, rounded by IEEE rules so that the CPU path sees the same values."""
-    ids = first + tl.arange(0, BLOCK)
-    x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    return tl.math.div_rn(x, tl.zeros_like(x) + temperature)
+def scan_kernel(
+    logits_ptr, rows_ptr, temperature_ptr, maxima_ptr, tops_ptr, sums_ptr, vocab, num_groups, stride_logits,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(V / BLOCK), S): maxima of groups; of the block, the maximum and the sum of exp((x - it) / T)."""
+    block = tl.program_id(0)
+    s = tl.program_id(1).to(tl.int64)
+    temperature = tl.load(temperature_ptr + tl.load(rows_ptr + s).to(tl.int64))
+    if temperature <= 0.0:
+        return
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    maxima = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    tl.store(maxima_ptr + s * num_groups + group, maxima, mask=group < num_groups)
+    top = tl.max(maxima, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    slot = s * tl.num_programs(0) + block
+    tl.store(tops_ptr + slot, top)
+    tl.store(sums_ptr + slot, tl.sum(tl.exp2((x - safe) * (LOG2_E / temperature)), 0))
 
 
 @triton.jit
-def mass_above(line, vocab, temperature, top, floor, a, b, c, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of tokens z >= floor: how many are > a, > b, > c (with MASS, the sum of exp(z - top) over them); and counts."""
-    zero = tl.zeros([BLOCK], dtype=tl.float32)
-    sum_a = zero
-    sum_b = zero
-    sum_c = zero
-    num_a = zero
-    num_b = zero
-    num_c = zero
-    for first in tl.range(0, vocab, BLOCK):
-        z = tempered(line, first, vocab, temperature, BLOCK)
-        z = tl.where(z >= floor, z, float("-inf"))
-        num_a += tl.where(z > a, 1.0, 0.0)
-        num_b += tl.where(z > b, 1.0, 0.0)
-        num_c += tl.where(z > c, 1.0, 0.0)
-        if MASS:
-            w = tl.exp(z - top)
-            sum_a += tl.where(z > a, w, 0.0)
-            sum_b += tl.where(z > b, w, 0.0)
-            sum_c += tl.where(z > c, w, 0.0)
-    count_a = tl.sum(num_a, 0)
-    count_b = tl.sum(num_b, 0)
-    count_c = tl.sum(num_c, 0)
-    if MASS:
-        return tl.sum(sum_a, 0), tl.sum(sum_b, 0), tl.sum(sum_c, 0), count_a, count_b, count_c
-    return count_a, count_b, count_c, count_a, count_b, count_c
+def load_groups(line, groups, mask, vocab, GROUP: tl.constexpr):
+    """fp32 [groups, GROUP]: their logits; minus infinity where there are none."""
+    ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(line + ids, mask=mask[:, None] & (ids < vocab), other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def search(line, vocab, temperature, top, floor, lo, hi, num_lo, goal, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest `lo` such that the tokens above it reach `goal`: tokens > lo are kept.
+def bar_of_few(maxima, top, temperature, FEW: tl.constexpr):
+    """A value which at most FEW of the maxima reach, and rather not less than half as many; infinity if there is none.
 
-    On entry the tokens > lo reach the goal (there are num_lo) and the tokens > hi do not.
+    If there are only so many finite ones, it is the lowest fp32 number.
     """
-    num_hi = 0.0
-    going = num_lo - num_hi > 1.0
-    while going:
-        width = hi - lo
-        a = lo + 0.25 * width
-        b = lo + 0.5 * width
-        c = lo + 0.75 * width
-        sum_a, sum_b, sum_c, num_a, num_b, num_c = mass_above(
-            line, vocab, temperature, top, floor, a, b, c, MASS, BLOCK
-        )
-        old_lo = lo
-        old_hi = hi
-        if sum_c >= goal:
-            lo = c
-            num_lo = num_c
-        elif sum_b >= goal:
-            lo = b
-            num_lo = num_b
-            hi = c
-            num_hi = num_c
-        elif sum_a >= goal:
-            lo = a
-            num_lo = num_a
-            hi = b
-            num_hi = num_b
-        else:
-            hi = a
-            num_hi = num_a
-        going = (num_lo - num_hi > 1.0) & ((lo != old_lo) | (hi != old_hi))
-        if not MASS:
-            going = going & (num_lo != goal)
-    return lo
+    num = tl.sum(tl.where(maxima > float("-inf"), 1, 0), 0)
+    bar = tl.full([], -LARGEST, dtype=tl.float32)
+    if num > FEW:
+        bar = top
+        num = tl.sum(tl.where(maxima >= bar, 1, 0), 0)
+        if num > FEW:
+            bar = float("inf")
+        # Further down, weights are zero in fp32.
+        low = tl.maximum(top - 150.0 * temperature, tl.min(tl.where(maxima > float("-inf"), maxima, top), 0))
+        going = num < FEW // 2
+        if tl.sum(tl.where(maxima >= low, 1, 0), 0) <= FEW:
+            bar = low
+            going = False
+        while going:
+            middle = 0.5 * low + 0.5 * bar
+            going = (middle > low) & (middle < bar)
+            num = tl.sum(tl.where(maxima >= middle, 1, 0), 0)
+            if num > FEW:
+                low = middle
+            else:
+                bar = middle
+                going = going & (num < FEW // 2)
+    return bar
 
 
 @triton.jit
-def threshold_kernel(
+def near_top_kernel(
     logits_ptr,
     rows_ptr,
     temperature_ptr,
     min_p_ptr,
     top_k_ptr,
     top_p_ptr,
-    bounds_ptr,
+    maxima_ptr,
+    tops_ptr,
+    sums_ptr,
+    few_ptr,
+    lowest_ptr,
+    measure_ptr,
+    between_ptr,
+    num_candidates_ptr,
     vocab,
+    num_groups,
+    num_blocks,
+    most_candidates,
     stride_logits,
-    MIN_P: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_BLOCKS: tl.constexpr,
 ):
-    """Grid (S,): bounds[s] = (below, floor); tokens with tempered logit > below and >= floor may be drawn."""
+    """Grid (S,): lowest[s], or measure[s] (COUNT or WEIGHT) and between[s] = (least, from, below, top) for the rest."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
@@ -116,50 +142,242 @@ def threshold_kernel(
     top_p = tl.load(top_p_ptr + row)
     has_k = (top_k > 0) & (top_k < vocab) & TOP_K
     has_p = (top_p < 1.0) & TOP_P
-    has_min = (min_p > 0.0) & MIN_P
+    has_min = min_p > 0.0
     line = logits_ptr + s * stride_logits
-    below = tl.full([], float("-inf"), dtype=tl.float32)
-    floor = tl.full([], float("-inf"), dtype=tl.float32)
+    lowest = tl.full([], float("-inf"), dtype=tl.float32)
+    measure = tl.full([], 0, dtype=tl.int32)
     if (temperature > 0.0) & (has_k | has_p | has_min):
-        highest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-        lowest = tl.full([BLOCK], float("inf"), dtype=tl.float32)
-        for first in tl.range(0, vocab, BLOCK):
-            z = tempered(line, first, vocab, temperature, BLOCK)
-            highest = tl.maximum(highest, z)
-            lowest = tl.minimum(lowest, tl.where(z > float("-inf"), z, float("inf")))
-        top = tl.max(highest, 0)
-        bottom = tl.min(lowest, 0)
-        if has_min:
-            floor = top + tl.log(min_p)
-            bottom = tl.maximum(bottom, floor)
-        if has_k | has_p:
-            # Just under the lowest remaining value, so that all of them are above it.
-            lo = bottom - tl.maximum(tl.abs(bottom) * 1e-6, 1e-30)
-            total, _, _, num_left, _, _ = mass_above(line, vocab, temperature, top, floor, lo, lo, lo, TOP_P, BLOCK)
-            if has_k & (num_left > top_k.to(tl.float32)):
-                k = top_k.to(tl.float32)
-                below = search(line, vocab, temperature, top, floor, lo, top, num_left, k, False, BLOCK)
-                lo = below
-                if has_p:
-                    total, _, _, num_left, _, _ = mass_above(
-                        line, vocab, temperature, top, floor, lo, lo, lo, TOP_P, BLOCK
-                    )
-            if has_p:
-                goal = tl.maximum(top_p * total, 1e-30)  # top_p 0 keeps the best token
-                below = search(line, vocab, temperature, top, floor, lo, top, num_left, goal, True, BLOCK)
-    tl.store(bounds_ptr + 2 * s, below)
-    tl.store(bounds_ptr + 2 * s + 1, floor)
+        scale = LOG2_E / temperature
+        blocks = tl.arange(0, BLOCK_BLOCKS)
+        tops = tl.load(tops_ptr + s * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+        sums = tl.load(sums_ptr + s * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
+        top = tl.max(tops, 0)
+        total = tl.sum(sums * tl.exp2((tops - top) * scale), 0)
+        is_sound = total < float("inf")  # not with NaN, infinity, or nothing left
+        if has_min & is_sound:
+            lowest = least_logit(tl.math.div_rn(top, temperature) + tl.log(min_p), temperature)
+        if (has_k | has_p) & is_sound:
+            least = tl.maximum(lowest, -LARGEST)
+            k = top_k.to(tl.float32)
+            groups = tl.arange(0, BLOCK_GROUPS)
+            maxima = tl.load(maxima_ptr + s * num_groups + groups, mask=groups < num_groups, other=float("-inf"))
+            bar = bar_of_few(maxima, top, temperature, FEW)
+            is_near = maxima >= bar
+            at = tl.cumsum(tl.where(is_near, 1, 0), 0) - 1
+            tl.store(few_ptr + s * FEW + at, groups, mask=is_near)
+            tl.debug_barrier()
+            few = tl.arange(0, FEW)
+            near = few < tl.sum(tl.where(is_near, 1, 0), 0)
+            x = load_groups(line, tl.load(few_ptr + s * FEW + few, mask=near, other=0), near, vocab, GROUP)
+            x = tl.reshape(x, [FEW * GROUP])
+            has_all = least >= bar
+            reached = tl.maximum(least, bar)
+            x = tl.where(x >= reached, x, float("-inf"))
+            if has_k:
+                ones = tl.where(x > float("-inf"), 1.0, 0.0)
+                if tl.sum(ones, 0) >= k:
+                    lowest = largest_reaching(x, ones, k, key_of(reached), key_of(top) + 1)
+                    x = tl.where(x >= lowest, x, float("-inf"))
+                    reached = lowest
+                    has_all = True
+                elif not has_all:
+                    measure = COUNT
+            if has_p & (measure == 0):
+                weights = tl.exp2((x - top) * scale)
+                found = tl.sum(weights, 0)
+                goal = tl.maximum(top_p * tl.where(has_all, found, total), 1e-30)  # top_p 0 keeps the best token
+                if (found >= goal) & (has_all | (lowest == float("-inf"))):
+                    lowest = largest_reaching(x, weights, goal, key_of(reached), key_of(top) + 1)
+                else:
+                    measure = WEIGHT
+            if measure != 0:
+                few_of_all = (few.to(tl.int64) * num_groups // FEW).to(tl.int32)
+                x = tl.reshape(load_groups(line, few_of_all, few < FEW, vocab, GROUP), [FEW * GROUP])
+                x = tl.where(x >= least, x, float("-inf"))
+                is_weight = (measure == WEIGHT).to(tl.float32)  # 0 makes the weight of each token 1
+                weights = tl.where(x > float("-inf"), tl.exp2((x - top) * (scale * is_weight)), 0.0)
+                in_sample = tl.sum(weights, 0)
+                share = (FEW * GROUP) / (num_groups * GROUP).to(tl.float32)
+                # What is below the threshold of top-p are many light tokens, so the sample tells it best.
+                goal = tl.where(lowest == float("-inf"), in_sample - (1.0 - top_p) * total * share, top_p * in_sample)
+                goal = tl.where(measure == COUNT, k * share, goal)
+                lo = key_of(least)
+                hi = key_of(top) + 1
+                guess = largest_reaching(x, weights, tl.maximum(goal, 1e-30), lo, hi)
+                margin = 0.4 * most_candidates * share * tl.exp2((guess - top) * (scale * is_weight))
+                start = least
+                if goal + margin <= in_sample:
+                    start = largest_reaching(x, weights, goal + margin, lo, hi)
+                below = tl.full([], float("inf"), dtype=tl.float32)
+                if goal > margin:
+                    below = value_of(key_of(largest_reaching(x, weights, goal - margin, lo, hi)) + 1)
+                tl.store(between_ptr + 4 * s, least)
+                tl.store(between_ptr + 4 * s + 1, start)
+                tl.store(between_ptr + 4 * s + 2, below)
+                tl.store(between_ptr + 4 * s + 3, top)
+                tl.store(num_candidates_ptr + s, 0)
+            elif lowest > float("-inf"):
+                lowest = with_ties(lowest, temperature)
+    tl.store(measure_ptr + s, measure)
+    tl.store(lowest_ptr + s, lowest)
 
 
-def filter_bounds(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """fp32 [S, 2], (below, floor): a token may be drawn if its tempered logit is > below and >= floor."""
+@triton.jit
+def weigh_kernel(
+    logits_ptr,
+    rows_ptr,
+    temperature_ptr,
+    measure_ptr,
+    between_ptr,
+    reached_ptr,
+    num_candidates_ptr,
+    candidates_ptr,
+    vocab,
+    num_blocks,
+    most_candidates,
+    stride_logits,
+    BLOCK: tl.constexpr,
+):
+    """Grid (programs per row, S): for each block, what is at or above least, from and below; the logits between.
+
+    The order of the candidates differs from run to run; their sums are those of integers, so it does not matter.
+    """
+    s = tl.program_id(1).to(tl.int64)
+    measure = tl.load(measure_ptr + s)
+    if measure == 0:
+        return
+    temperature = tl.load(temperature_ptr + tl.load(rows_ptr + s).to(tl.int64))
+    scale = LOG2_E / temperature * (measure == WEIGHT).to(tl.float32)
+    least = tl.load(between_ptr + 4 * s)
+    start = tl.load(between_ptr + 4 * s + 1)
+    below = tl.load(between_ptr + 4 * s + 2)
+    top = tl.load(between_ptr + 4 * s + 3)
+    for block in tl.range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        ids = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        weights = tl.where(x >= least, tl.exp2((x - top) * scale), 0.0)
+        reached = reached_ptr + 3 * (s * num_blocks + block)
+        tl.store(reached, tl.sum(weights, 0))
+        tl.store(reached + 1, tl.sum(tl.where(x >= start, weights, 0.0), 0))
+        tl.store(reached + 2, tl.sum(tl.where(x >= below, weights, 0.0), 0))
+        is_between = (x >= start) & (x < below)
+        counter = num_candidates_ptr + s + tl.zeros([BLOCK], dtype=tl.int32)
+        slot = tl.atomic_add(counter, tl.full([BLOCK], 1, dtype=tl.int32), mask=is_between, sem="relaxed")
+        tl.store(candidates_ptr + s * most_candidates + slot, x, mask=is_between & (slot < most_candidates))
+
+
+@triton.jit
+def settle_kernel(
+    logits_ptr,
+    rows_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    measure_ptr,
+    between_ptr,
+    reached_ptr,
+    num_candidates_ptr,
+    candidates_ptr,
+    lowest_ptr,
+    vocab,
+    num_blocks,
+    stride_logits,
+    TOP_P: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_BLOCKS: tl.constexpr,
+):
+    """Grid (S,): lowest[s] of the rows with a measure."""
+    s = tl.program_id(0).to(tl.int64)
+    measure = tl.load(measure_ptr + s)
+    if measure == 0:
+        return
+    row = tl.load(rows_ptr + s).to(tl.int64)
+    temperature = tl.load(temperature_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    line = logits_ptr + s * stride_logits
+    least = tl.load(between_ptr + 4 * s)
+    start = tl.load(between_ptr + 4 * s + 1)
+    below = tl.load(between_ptr + 4 * s + 2)
+    top = tl.load(between_ptr + 4 * s + 3)
+    blocks = tl.arange(0, BLOCK_BLOCKS)
+    reached = reached_ptr + 3 * (s * num_blocks + blocks)
+    of_least = tl.sum(tl.load(reached, mask=blocks < num_blocks, other=0.0), 0)
+    of_start = tl.sum(tl.load(reached + 1, mask=blocks < num_blocks, other=0.0), 0)
+    of_below = tl.sum(tl.load(reached + 2, mask=blocks < num_blocks, other=0.0), 0)
+    scale = LOG2_E / temperature * (measure == WEIGHT).to(tl.float32)
+    goal = tl.where(measure == WEIGHT, tl.maximum(top_p * of_least, 1e-30), top_k.to(tl.float32))
+    num = tl.load(num_candidates_ptr + s)
+    lowest = tl.full([], float("-inf"), dtype=tl.float32)
+    if of_least >= goal:  # else there are fewer than k
+        lo = key_of(start)
+        hi = key_of(below)
+        if of_start < goal:
+            hi = lo
+            lo = key_of(least)
+        if of_below >= goal:
+            lo = hi
+            hi = key_of(top) + 1
+        if (num <= MOST) & (of_start >= goal) & (of_below < goal):
+            at = tl.arange(0, MOST)
+            x = tl.load(candidates_ptr + s * MOST + at, mask=at < num, other=float("-inf"))
+            weights = tl.where(x > float("-inf"), tl.exp2((x - top) * scale), 0.0)
+            # In units of 2**-40, so that sums do not depend on the order.
+            fixed = (weights * 1099511627776.0).to(tl.int64)
+            rest = tl.maximum(((goal - of_below) * 1099511627776.0).to(tl.int64), 1)
+            lowest = largest_reaching(x, fixed, rest, lo, hi)
+        else:
+            lowest = search_row(line, vocab, top, scale, goal, lo, hi, BLOCK)
+        least = lowest
+    if (measure == COUNT) & (top_p < 1.0) & TOP_P:
+        scale = LOG2_E / temperature
+        lo = key_of(least)
+        hi = key_of(top) + 1
+        goal = tl.maximum(top_p * weight_from(line, vocab, top, scale, least, BLOCK), 1e-30)
+        lowest = search_row(line, vocab, top, scale, goal, lo, hi, BLOCK)
+    if lowest > float("-inf"):
+        tl.store(lowest_ptr + s, with_ties(lowest, temperature))
+
+
+def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
+    """fp32 [S]: the least logit of each row, before the temperature, that may be drawn; all above it may be, too."""
     num_samples, vocab = logits.shape
-    bounds = torch.empty((num_samples, 2), dtype=torch.float32, device=logits.device)
-    block = min(4096, next_power_of_two(vocab))
+    device = logits.device
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    block = min(2048, max(GROUP, next_power_of_two(vocab)))
+    num_groups, num_blocks = ceil_div(vocab, GROUP), ceil_div(vocab, block)
+    maxima = scratch(num_samples, num_groups)
+    tops, sums = scratch(num_samples, num_blocks), scratch(num_samples, num_blocks)
+    scan_kernel[(num_blocks, num_samples)](
+        logits, rows, state.temperature, maxima, tops, sums, vocab, num_groups, logits.stride(0),
+        GROUP=GROUP, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    few_groups = min(FEW_GROUPS, next_power_of_two(num_groups))
+    few = scratch(num_samples, few_groups, dtype=torch.int32)
+    lowest, measure = scratch(num_samples), scratch(num_samples, dtype=torch.int32)
+    between, num_candidates = scratch(num_samples, 4), scratch(num_samples, dtype=torch.int32)
     # Three variants are compiled instead of seven, because a filter that no row needs is skipped on the device.
     top_k = needs.top_k or needs.top_p
-    threshold_kernel[(num_samples,)](
-        logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, bounds, vocab, logits.stride(0),
-        MIN_P=True, TOP_K=top_k, TOP_P=needs.top_p, BLOCK=block, num_warps=16,
+    near_top_kernel[(num_samples,)](
+        logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, maxima, tops, sums, few, lowest,
+        measure, between, num_candidates, vocab, num_groups, num_blocks, MOST_CANDIDATES, logits.stride(0),
+        TOP_K=top_k, TOP_P=needs.top_p, GROUP=GROUP, FEW=few_groups, BLOCK_GROUPS=next_power_of_two(num_groups),
+        BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
     )  # fmt: skip
-    return bounds
+    if not top_k or num_groups <= few_groups:
+        return lowest
+    reached, candidates = scratch(num_samples, num_blocks, 3), scratch(num_samples, MOST_CANDIDATES)
+    weigh_kernel[(min(num_blocks, max(4, ceil_div(1024, num_samples))), num_samples)](
+        logits, rows, state.temperature, measure, between, reached, num_candidates, candidates, vocab, num_blocks,
+        MOST_CANDIDATES, logits.stride(0), BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    settle_kernel[(num_samples,)](
+        logits, rows, state.temperature, state.top_k, state.top_p, measure, between, reached, num_candidates,
+        candidates, lowest, vocab, num_blocks, logits.stride(0),
+        TOP_P=needs.top_p, MOST=MOST_CANDIDATES, BLOCK=4096, BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
+    )  # fmt: skip
+    return lowest

@@ -1,4 +1,8 @@
-"""The Gumbel-max draw (greedy rows included) over [S, V] logits, and the launches before it."""
+"""The Gumbel-max draw (greedy rows included) over [S, V] logits, and the launches before it.
+
+The largest logit / temperature + noise belongs to the token with the smallest exponential variate times
+exp(-logit / temperature). That product is computed roughly for all tokens, and exactly for those that can win.
+"""
 
 import torch
 import triton
@@ -8,8 +12,9 @@ from torch import Tensor
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import filter_bounds, tempered
-from penstock.kernels.triton.sampling.philox import token_noise
+from penstock.kernels.triton.sampling.filter import lowest_kept
+from penstock.kernels.triton.sampling.philox import gumbel, rough_exponential, token_words, word_of
+from penstock.kernels.triton.sampling.search import LOG2_E
 
 
 @triton.jit
@@ -19,14 +24,20 @@ def larger_or_nan(a, b):
 
 
 @triton.jit
+def score(x, words, temperature):
+    """fp32: logits / temperature, rounded by IEEE rules as on the CPU path, + noise."""
+    return tl.math.div_rn(x, tl.zeros_like(x) + temperature) + gumbel(words)
+
+
+@triton.jit
 def draw_kernel(
     logits_ptr,
     rows_ptr,
     positions_ptr,
     temperature_ptr,
     seed_ptr,
-    bounds_ptr,
-    best_ptr,
+    lowest_ptr,
+    top_ptr,
     best_id_ptr,
     vocab,
     stride_logits,
@@ -34,54 +45,80 @@ def draw_kernel(
     FILTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id with that score.
+    """Grid (ceil(V / BLOCK), S): the largest logit of a block of ids, and the id that wins in the block.
 
-    The best score of a block with a NaN is NaN, because filters must not drop it.
+    Of equal scores, the lowest id wins. The largest logit is NaN if any is, because filters must not drop it.
     """
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
     first = block * BLOCK
     ids = first + tl.arange(0, BLOCK)
-    line = logits_ptr + s * stride_logits
+    x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    if FILTER:
+        x = tl.where(x < tl.load(lowest_ptr + s), float("-inf"), x)
+    top = tl.reduce(x, 0, larger_or_nan)
     temperature = 0.0
     row = tl.load(rows_ptr + s).to(tl.int64)
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
-    z = tempered(line, first, vocab, tl.where(temperature > 0.0, temperature, 1.0), BLOCK)
-    if RANDOM:
-        if FILTER:
-            below = tl.load(bounds_ptr + 2 * s)
-            floor = tl.load(bounds_ptr + 2 * s + 1)
-            z = tl.where((z <= below) | (z < floor), float("-inf"), z)
-        # Blocks that the filters have emptied need no noise.
-        if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):  # with NaN, either result will do
-            position = tl.load(positions_ptr + s)
-            z += token_noise(tl.load(seed_ptr + row), position, first // 4, BLOCK)
-    top = tl.reduce(z, 0, larger_or_nan)
-    top_id = tl.min(tl.where(z == top, ids, vocab), 0)
-    tl.store(best_ptr + s * tl.num_programs(0) + block, top)
-    tl.store(best_id_ptr + s * tl.num_programs(0) + block, top_id)
+    if (temperature > 0.0) & (tl.abs(top) < float("inf")):  # blocks that the filters have emptied need no noise
+        words = token_words(tl.load(seed_ptr + row), tl.load(positions_ptr + s), first // 4, BLOCK)
+        scale = LOG2_E / temperature
+        rough = rough_exponential(words) * tl.exp2(top * scale - x * scale)
+        # Twice the error of the polynomial, and that of rounding logits / temperature.
+        limit = tl.min(rough, 0) * (1.001 + 1e-6 * tl.abs(top * scale))
+        # If there is one, the sum tells its place in the block. There is none only if logits / temperature overflow.
+        sum_of_near = tl.sum(tl.where(rough <= limit, BLOCK + tl.arange(0, BLOCK), 0), 0)
+        best_id = first + sum_of_near - BLOCK
+        if (sum_of_near < BLOCK) | (sum_of_near >= 2 * BLOCK):
+            exact = tl.where(rough > limit, float("-inf"), score(x, words, temperature))
+            best_id = tl.min(tl.where(exact == tl.max(exact, 0), ids, vocab), 0)
+    else:
+        best_id = tl.min(tl.where(x == top, ids, vocab), 0)
+    tl.store(top_ptr + s * tl.num_programs(0) + block, top)
+    tl.store(best_id_ptr + s * tl.num_programs(0) + block, best_id)
 
 
 @triton.jit
 def pick_kernel(
-    best_ptr, best_id_ptr, rows_ptr, positions_ptr, token_ids_ptr, out_ptr, num_blocks, stride_ids, BLOCK: tl.constexpr
+    logits_ptr,
+    rows_ptr,
+    positions_ptr,
+    temperature_ptr,
+    seed_ptr,
+    top_ptr,
+    best_id_ptr,
+    token_ids_ptr,
+    out_ptr,
+    num_blocks,
+    stride_logits,
+    stride_ids,
+    RANDOM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (S,): the best of a row's blocks; among equal scores, the lowest id.
+    """Grid (S,): the best of the winners of a row's blocks; of equal scores, the lowest id.
 
-    A best score of NaN or plus infinity gives -1, and minus infinity gives -2. Then the table gets token 0.
+    A largest logit of NaN or plus infinity gives -1, and minus infinity gives -2. Then the table gets token 0.
     """
     s = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    score = tl.load(best_ptr + s * num_blocks + at, mask=at < num_blocks, other=float("-inf"))
+    tops = tl.load(top_ptr + s * num_blocks + at, mask=at < num_blocks, other=float("-inf"))
     ids = tl.load(best_id_ptr + s * num_blocks + at, mask=at < num_blocks, other=2147483647)
-    top = tl.reduce(score, 0, larger_or_nan)
-    drawn = tl.min(tl.where(score == top, ids, 2147483647), 0)
-    is_finite = (top > float("-inf")) & (top < float("inf"))
-    drawn = tl.where(is_finite, drawn, tl.where(top == float("-inf"), -2, -1))
-    tl.store(out_ptr + s, drawn)
     row = tl.load(rows_ptr + s).to(tl.int64)
     position = tl.load(positions_ptr + s).to(tl.int64)
+    top = tl.reduce(tops, 0, larger_or_nan)
+    scores = tops
+    if RANDOM:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0.0:
+            wins = tl.abs(tops) < float("inf")
+            x = tl.load(logits_ptr + s * stride_logits + ids, mask=wins, other=float("-inf")).to(tl.float32)
+            scores = score(x, word_of(tl.load(seed_ptr + row), position, ids), temperature)
+    best = tl.max(scores, 0)
+    drawn = tl.min(tl.where(scores == best, ids, 2147483647), 0)
+    is_finite = (top > float("-inf")) & (top < float("inf")) & (best < float("inf"))
+    drawn = tl.where(is_finite, drawn, tl.where(top == float("-inf"), -2, -1))
+    tl.store(out_ptr + s, drawn)
     tl.store(token_ids_ptr + row * stride_ids + position, tl.maximum(drawn, 0))
 
 
@@ -102,17 +139,18 @@ def sample_triton(
         logits = logits.float()
         adjust_logits(logits, rows, positions, state, needs)
     filtered = needs.random and (needs.min_p or needs.top_k or needs.top_p)
-    bounds = filter_bounds(logits, rows, state, needs) if filtered else state.temperature
-    block = min(4096, max(16, next_power_of_two(vocab)))
+    lowest = lowest_kept(logits, rows, state, needs) if filtered else state.temperature
+    block = min(2048, max(16, next_power_of_two(vocab)))
     num_blocks = ceil_div(vocab, block)
-    best = torch.empty((num_samples, num_blocks), dtype=torch.float32, device=logits.device)
-    best_id = torch.empty((num_samples, num_blocks), dtype=torch.int32, device=logits.device)
+    tops = torch.empty((num_samples, num_blocks), dtype=torch.float32, device=logits.device)
+    best_ids = torch.empty((num_samples, num_blocks), dtype=torch.int32, device=logits.device)
     draw_kernel[(num_blocks, num_samples)](
-        logits, rows, positions, state.temperature, state.seed, bounds, best, best_id, vocab, logits.stride(0),
-        RANDOM=needs.random, FILTER=filtered, BLOCK=block, num_warps=8,
+        logits, rows, positions, state.temperature, state.seed, lowest, tops, best_ids, vocab, logits.stride(0),
+        RANDOM=needs.random, FILTER=filtered, BLOCK=block, num_warps=4,
     )  # fmt: skip
     pick_kernel[(num_samples,)](
-        best, best_id, rows, positions, state.token_ids, out, num_blocks, state.token_ids.stride(0),
-        BLOCK=next_power_of_two(num_blocks), num_warps=1,
+        logits, rows, positions, state.temperature, state.seed, tops, best_ids, state.token_ids, out, num_blocks,
+        logits.stride(0), state.token_ids.stride(0), RANDOM=needs.random, BLOCK=next_power_of_two(num_blocks),
+        num_warps=1,
     )  # fmt: skip
     return out

@@ -16,9 +16,10 @@ from penstock.kernels.sampling.sampling import (
     kept_reference,
     sample_reference,
 )
+from penstock.kernels.sampling.sampling_cpu import sample_cpu
 from penstock.kernels.sampling.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import filter_bounds
+from penstock.kernels.triton.sampling.filter import lowest_kept
 from penstock.kernels.triton.sampling.philox import philox_words
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -98,13 +99,13 @@ def test_filters_keep_what_the_reference_keeps(device: str, ties: bool) -> None:
     if ties:
         logits = logits.round()
     logits[:, 17] = -math.inf
-    bounds = filter_bounds(logits, rows, state, ALL)
+    lowest = lowest_kept(logits, rows, state, ALL)
     for s, row in enumerate(rows.tolist()):
         temperature = float(state.temperature[row])
         if temperature == 0:
             continue
         z = logits[s] / state.temperature[row]
-        kept = (z > bounds[s, 0]) & (z >= bounds[s, 1]) & ~z.isneginf()
+        kept = (logits[s] >= lowest[s]) & ~z.isneginf()
         assert kept.nonzero().squeeze(1).tolist() == kept_reference(z.tolist(), row, state)
 
 
@@ -118,9 +119,122 @@ def test_filters_at_their_ends(device: str, top_k: int, top_p: float) -> None:
     row = torch.zeros(1, dtype=torch.int64, device=device)
     for logits in (torch.randn(1, VOCAB, device=device), torch.zeros(1, VOCAB, device=device)):
         logits[0, 5] -= 1e4  # far outliers must not hide the rest from the search
-        bounds = filter_bounds(logits, row, state, ALL)
-        kept = ((logits[0] > bounds[0, 0]) & (logits[0] >= bounds[0, 1])).nonzero().squeeze(1).tolist()
+        kept = (logits[0] >= lowest_kept(logits, row, state, ALL)).nonzero().squeeze(1).tolist()
         assert kept == kept_reference(logits[0].tolist(), 0, state)
+
+
+LONG = 20011  # more than the filters look at after their first pass, and no multiple of a block
+NOISE = torch.randn(LONG, generator=torch.Generator().manual_seed(2))
+SPREAD = {
+    "flat": NOISE,
+    "peaked": 3 * NOISE,
+    "all equal": torch.full((LONG,), 1.5),
+    "two values": (NOISE > 0.3).float(),
+    "signed zeros": torch.where(NOISE > 0.3, 0.0, -0.0),
+    "few values": NOISE.round(),
+    "bf16": NOISE.bfloat16().float(),
+    "tiny": 1e-30 * NOISE,
+    "one huge": torch.cat((NOISE[1:], torch.tensor([1e4]))),
+    "one far below": torch.cat((NOISE[1:], torch.tensor([-3e38]))),
+    "most masked": torch.where(NOISE > 1, NOISE, -math.inf),
+    "few left, side by side": torch.where(torch.arange(LONG) // 100 == 7, NOISE, -math.inf),
+    "evenly spread": torch.linspace(-10, 10, LONG),
+}
+# (temperature, top_k, top_p, min_p)
+FILTERS = [
+    (0.6, 0, 0.95, 0.0),
+    (1.3, 0, 0.999, 0.0),
+    (1.0, 0, 0.0, 0.0),
+    (1.0, 20, 0.95, 0.0),
+    (0.7, 1000, 1.0, 0.0),
+    (1.3, 5000, 0.9, 0.0),
+    (1.0, LONG - 1, 1.0, 0.0),
+    (1.0, LONG, 1.0, 0.0),
+    (1.3, 0, 1.0, 0.1),
+    (1.0, 0, 0.9, 1e-3),
+    (1.3, 3000, 0.99, 1e-4),
+]
+
+
+def filtering(device: str, temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingState:
+    """A state with one row."""
+    return make_state(device, num_rows=1)._replace(
+        temperature=torch.tensor([temperature], device=device),
+        top_k=torch.tensor([top_k], device=device),
+        top_p=torch.tensor([top_p], device=device),
+        min_p=torch.tensor([min_p], device=device),
+    )
+
+
+def lowest_in_doubles(z: Tensor, top_k: int, top_p: float, min_p: float) -> float:
+    """The least tempered logit that is kept, with weights in float64."""
+    kept = z[z > -math.inf].sort(descending=True).values
+    if min_p > 0:
+        kept = kept[kept >= kept[0] + torch.tensor(min_p).log()]
+    if 0 < top_k < len(kept):
+        kept = kept[kept >= kept[top_k - 1]]
+    weights = (kept.double() - kept[0]).exp()
+    if top_p < 1:
+        before = weights.cumsum(0) - weights
+        kept = kept[: max(1, int((before < top_p * weights.sum()).sum()))]
+    return float(kept[-1])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: infinity times zero
+@pytest.mark.parametrize("name", SPREAD)
+def test_filters_are_exact_however_the_logits_are_spread(device: str, name: str) -> None:
+    """Sums in fp32 may put a token in whose end the share of top-p is reached, but for less than a millionth."""
+    logits = SPREAD[name].to(device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    for temperature, top_k, top_p, min_p in FILTERS:
+        state = filtering(device, temperature, top_k, top_p, min_p)
+        lowest = lowest_kept(logits[None], row, state, ALL)
+        z = (logits / state.temperature).cpu()
+        kept = z[(logits >= lowest).cpu() & (z > -math.inf)]
+        assert len(kept) == int((z >= kept.min()).sum())  # all that tie
+        most, least = (lowest_in_doubles(z, top_k, top_p * share, min_p) for share in (1 + 1e-6, 1 - 1e-6))
+        assert most <= float(kept.min()) <= least, (temperature, top_k, top_p, min_p)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_filters_of_mixed_rows_are_those_of_each_row(device: str) -> None:
+    """Rows that need no filter, that settle at once and that do not, in any order and of any dtype."""
+    state = make_state(device)._replace(top_p=torch.tensor([1, 1, 1, 0.8, 1, 0.7, 0.95, 0.95], device=device))
+    rows = torch.tensor([3, 0, 5, 6, 2, 1, 4, 7, 6, 3], device=device)
+    logits = torch.stack([SPREAD["flat"] * (1 + s) for s in range(len(rows))]).to(device, torch.bfloat16)
+    together = lowest_kept(logits, rows, state, ALL)
+    alone = [lowest_kept(logits[s : s + 1], rows[s : s + 1], state, ALL) for s in range(len(rows))]
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.isneginf(together[[1, 5]]).all()
+    assert torch.isfinite(together[[0, 2, 3, 4, 6, 7, 8, 9]]).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("filtered", [False, True])
+def test_draws_equal_the_cpu_path_however_the_logits_are_spread(device: str, filtered: bool) -> None:
+    needs = SamplingNeeds(random=True, min_p=filtered, top_k=filtered, top_p=filtered)
+    host = make_state("cpu", LONG)._replace(temperature=torch.tensor([0.0, 1, 0.7, 1.3, 100, 0.9, 1e-3, 0.6]))
+    state = SamplingState(*(column.to(device) for column in host))
+    rows, positions = rows_and_positions("cpu", 8)
+    for name, line in SPREAD.items():
+        logits = line.repeat(8, 1)
+        drawn = sample_triton(logits.to(device), rows.to(device), positions.to(device), state, needs)
+        assert drawn.tolist() == sample_cpu(logits, rows, positions, host, needs).tolist(), name
+
+
+@pytest.mark.parametrize("first", [0, LONG - 21])
+def test_a_draw_that_is_nearly_a_tie_is_exact(device: str, first: int) -> None:
+    """Of tokens whose scores differ by 1e-5 the better one wins, wherever it stands."""
+    state = make_state(device, LONG)
+    row, position = torch.tensor([1], device=device), torch.tensor([41], device=device)
+    seed, ids = int(state.seed[1]), torch.arange(first, first + 20)
+    words = torch.tensor([philox.philox_reference(seed, 41, token_id) for token_id in ids.tolist()])
+    for winner in range(20):
+        logits = torch.full((1, LONG), -50.0)
+        logits[0, ids] = 3 - philox.gumbel_from_words(words)
+        logits[0, first + winner] += 1e-5
+        drawn = sample_triton(logits.to(device), row, position, state, SamplingNeeds(random=True))
+        assert drawn.tolist() == [first + winner]
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
