@@ -33,7 +33,7 @@ def paged_attention(
     Args:
         q: [T, Hq, D].
         k_pages: [num_pages, Hk, page_size, D]; Hq is a multiple of Hk. With a layout uint8[num_pages, Hk, head bytes].
-        v_pages: the same shape.
+        v_pages: the same shape and strides.
         page_table: int32 [N, max_pages], one row per batch row. Entries for pages that no query sees are arbitrary.
         query_start_loc: int32 [N + 1].
         seq_lens: int32 [N], context length with this step's tokens.
@@ -60,6 +60,8 @@ def paged_attention(
     head_dim, num_axes = (layout.head_dim, 3) if layout is not None else (k_pages.shape[-1], 4)
     if q.ndim != 3 or k_pages.ndim != num_axes or k_pages.shape != v_pages.shape or q.shape[2] != head_dim:
         raise ValueError(f"q {tuple(q.shape)} does not fit pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}")
+    if k_pages.stride() != v_pages.stride():
+        raise ValueError(f"pages of keys and values have strides {k_pages.stride()} and {v_pages.stride()}")
     if q.shape[1] % k_pages.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[1]} key-value heads")
     if query_start_loc.shape[0] != seq_lens.shape[0] + 1:

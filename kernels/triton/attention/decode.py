@@ -9,7 +9,7 @@ partial result, and `combine_kernel` merges them by their log-sum-exp.
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.attention.kv_tiles import in_order_of_heads, in_order_of_tiles
+from penstock.kernels.triton.attention.kv_tiles import in_type_of_tiles
 from penstock.kernels.triton.attention.tiles import LOG2E, attend, first_in_window
 
 
@@ -46,12 +46,9 @@ def decode_kernel(
     num_splits,
     stride_qt,
     stride_qh,
-    stride_kp,
-    stride_kh,
-    stride_kt,
-    stride_vp,
-    stride_vh,
-    stride_vt,
+    stride_page,
+    stride_head,
+    stride_token,
     stride_table,
     stride_paths,
     stride_ot,
@@ -94,19 +91,21 @@ def decode_kernel(
     d_offs = tl.arange(0, BLOCK_D)
     q_mask = (group < GROUP)[:, None] & (d_offs < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + token * stride_qt + heads[:, None] * stride_qh + d_offs[None, :], mask=q_mask, other=0.0)
-    q = in_order_of_tiles(q, FORMAT)
+    q, scale = in_type_of_tiles(q, scale, FORMAT)
     q_pos = tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    # A few rows keep sums of weights for each place of a tile: threads meet once for their sum, at the end.
+    l_i = tl.zeros([BLOCK_M, BLOCK_N] if BLOCK_M <= 32 else [BLOCK_M], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, q_pos, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh,
-        page_table_ptr + row.to(tl.int64) * stride_table, lo, hi, hi, stride_kp, stride_kt, stride_vp, stride_vt,
+        acc, l_i, m_i, q, q_pos, q_pos, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head,
+        page_table_ptr + row.to(tl.int64) * stride_table, lo, hi, hi, stride_page, stride_token,
         scale, softcap, window, paths_ptr + row.to(tl.int64) * stride_paths, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE,
         ONE_PAGE, True, False, WINDOW, HAS_SOFTCAP, HAS_PATHS, PRECISION, FORMAT,
     )  # fmt: skip
-    acc = in_order_of_heads(acc, FORMAT)
+    if BLOCK_M <= 32:
+        l_i = tl.sum(l_i, 1)
 
     if not SPLIT:
         if HAS_SINKS:

@@ -13,6 +13,58 @@ from penstock.kernels.triton.device import DeviceFacts, next_power_of_two
 
 IN_GROUP: tl.constexpr = tl.constexpr(GROUP)
 
+# PTX for four codes, a register of bytes. Results are registers of two fp16 each.
+FROM_E4M3: tl.constexpr = tl.constexpr("""{
+    .reg .b16 low, high;
+    mov.b32 {low, high}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, low;
+    cvt.rn.f16x2.e4m3x2 $1, high;
+}""")
+# Each code becomes the upper byte of an fp16. Its exponent has a bit less than that of fp16, and moves down by one.
+FROM_E4M3_BITS: tl.constexpr = tl.constexpr("""{
+    .reg .b32 low, high, sizes;
+    prmt.b32 low, $2, 0, 0x1404;
+    prmt.b32 high, $2, 0, 0x3424;
+    and.b32 sizes, low, 0x7F007F00;
+    shr.u32 sizes, sizes, 1;
+    lop3.b32 $0, low, 0x80008000, sizes, 0xEA;
+    and.b32 sizes, high, 0x7F007F00;
+    shr.u32 sizes, sizes, 1;
+    lop3.b32 $1, high, 0x80008000, sizes, 0xEA;
+}""")
+# A code is the upper byte of an fp16.
+FROM_E5M2: tl.constexpr = tl.constexpr("""{
+    prmt.b32 $0, $2, 0, 0x1404;
+    prmt.b32 $1, $2, 0, 0x3424;
+}""")
+# 128 + code becomes the last bits of 1024, the fp16 0x6400; then 1152 is subtracted.
+FROM_INT8: tl.constexpr = tl.constexpr("""{
+    .reg .b32 codes, low, high, zero;
+    xor.b32 codes, $2, 0x80808080;
+    mov.b32 zero, 0xE480E480;
+    prmt.b32 low, codes, 0x64646464, 0x4140;
+    prmt.b32 high, codes, 0x64646464, 0x4342;
+    add.rn.f16x2 $0, low, zero;
+    add.rn.f16x2 $1, high, zero;
+}""")
+# Four bytes of two codes each: $0 and $1 have the lower codes, $2 and $3 the upper ones. Lower codes become the last
+# bits of 1024, the fp16 0x6400. Upper ones have a place that is worth 1 in 64, the fp16 0x5400.
+FROM_INT4: tl.constexpr = tl.constexpr("""{
+    .reg .b32 first, second, low, high, zero, zero_of_high;
+    mov.b32 zero, 0xE400E400;
+    mov.b32 zero_of_high, 0xD400D400;
+    prmt.b32 first, $4, 0, 0x4140;
+    prmt.b32 second, $4, 0, 0x4342;
+    lop3.b32 low, first, 0x000F000F, 0x64006400, 0xEA;
+    lop3.b32 high, first, 0x00F000F0, 0x54005400, 0xEA;
+    add.rn.f16x2 $0, low, zero;
+    add.rn.f16x2 $2, high, zero_of_high;
+    lop3.b32 low, second, 0x000F000F, 0x64006400, 0xEA;
+    lop3.b32 high, second, 0x00F000F0, 0x54005400, 0xEA;
+    add.rn.f16x2 $1, low, zero;
+    add.rn.f16x2 $3, high, zero_of_high;
+}""")
+
 
 def format_of(layout: PageLayout | None, facts: DeviceFacts) -> str:
     """FORMAT of pages."""
@@ -28,25 +80,20 @@ def block_of_head(head_dim: int, layout: PageLayout | None) -> int:
 
 
 @triton.jit
-def in_order_of_tiles(x, FORMAT: tl.constexpr):
-    """[M, BLOCK_D] of queries, with columns in the order of tiles.
+def in_type_of_tiles(q, scale, FORMAT: tl.constexpr):
+    """(queries [M, BLOCK_D] in the type of tiles, the scale of their scores, a number or fp32[M, 1]).
 
-    In tiles, the two numbers of an int4 byte are adjacent, so that unpacking moves no number to another thread. Scores
-    do not depend on the order, as long as queries and keys have the same.
+    Tiles of quantized pages are fp16, or fp32 for queries of that type. A row of bf16 may exceed fp16, so it is divided
+    by a power of two that brings its largest number to 2**14, and the scale of its scores is multiplied by it.
     """
-    if FORMAT == "int4":
-        groups = tl.reshape(x, [x.shape[0], x.shape[1] // IN_GROUP, 2, IN_GROUP // 2])
-        x = tl.reshape(tl.permute(groups, (0, 1, 3, 2)), x.shape)
-    return x
-
-
-@triton.jit
-def in_order_of_heads(x, FORMAT: tl.constexpr):
-    """[M, BLOCK_D] of results: columns in the order of tiles are put into the order of heads."""
-    if FORMAT == "int4":
-        groups = tl.reshape(x, [x.shape[0], x.shape[1] // IN_GROUP, IN_GROUP // 2, 2])
-        x = tl.reshape(tl.permute(groups, (0, 1, 3, 2)), x.shape)
-    return x
+    if FORMAT != "" and q.dtype == tl.bfloat16:
+        largest = tl.max(tl.abs(q.to(tl.float32)), 1)
+        exponent = tl.maximum(largest.to(tl.uint32, bitcast=True) >> 23, 15)  # of the power of two below it, and 127
+        power = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        inverse = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        q = (q.to(tl.float32) * inverse[:, None]).to(tl.float16)
+        scale = scale * power[:, None]
+    return q, scale
 
 
 @triton.jit
@@ -58,41 +105,43 @@ def halves(pairs):
 
 
 @triton.jit
-def from_integers(codes, ZERO: tl.constexpr):
-    """uint8 codes minus ZERO, as fp32. Codes become the last bits of 2**23, since sums are faster than conversions."""
-    return (codes.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
-
-
-@triton.jit
-def from_fp8(codes, EXPONENT: tl.constexpr, BIAS: tl.constexpr):
-    """uint8 codes as fp32: moves the bits to their places in fp32, and adjusts the exponent. No code is infinite."""
-    bits = (codes.to(tl.int32) << 24) >> (8 - EXPONENT)  # all copies of the sign bit but one are cleared
-    MASK: tl.constexpr = (1 << 31) | (0x7F << (16 + EXPONENT))
-    return (bits.to(tl.uint32, bitcast=True) & MASK).to(tl.float32, bitcast=True) * (2.0 ** (127 - BIAS))
-
-
-@triton.jit
 def from_bytes(codes, FORMAT: tl.constexpr):
-    """The numbers for codes of one byte, in a type that holds all of them exactly."""
+    """fp16 numbers for codes of one byte, all exact; those of "fp8_e4m3_bits" are 2**8 times too small."""
     if FORMAT == "int8":
-        numbers = from_integers(codes ^ 0x80, 128)
+        numbers = tl.inline_asm_elementwise(FROM_INT8, "=r,=r,r", [codes], tl.float16, True, 4)
     elif FORMAT == "fp8_e5m2":
-        numbers = from_fp8(codes, 5, 15)
+        numbers = tl.inline_asm_elementwise(FROM_E5M2, "=r,=r,r", [codes], tl.float16, True, 4)
     elif FORMAT == "fp8_e4m3":
-        numbers = codes.to(tl.float8e4nv, bitcast=True)
+        numbers = tl.inline_asm_elementwise(FROM_E4M3, "=r,=r,r", [codes], tl.float16, True, 4)
     else:
-        numbers = from_fp8(codes, 4, 7)
+        numbers = tl.inline_asm_elementwise(FROM_E4M3_BITS, "=r,=r,r", [codes], tl.float16, True, 4)
     return numbers
 
 
 @triton.jit
-def from_int4(codes, pairs, BLOCK_D: tl.constexpr):
-    """fp32[BLOCK_N, BLOCK_D]: minimum + scale * code, from pairs uint32[BLOCK_N, groups] of fp16: scale, minimum."""
+def plus_product(c, a, b):
+    """c + a * b; in fp16 two at a time, and rounded once."""
+    if b.dtype == tl.float16:
+        return tl.inline_asm_elementwise("fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.float16, True, 2)
+    return c + a * b
+
+
+@triton.jit
+def from_int4(codes, pairs, DTYPE: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] in DTYPE: minimum + scale * code, from pairs uint32[BLOCK_N, groups] of fp16: scale, minimum.
+
+    In fp16, groups that reach beyond its range are shrunk, so that no number is infinite.
+    """
     GROUPS: tl.constexpr = BLOCK_D // IN_GROUP
-    numbers = from_integers(tl.reshape(tl.join(codes & 15, codes >> 4), [codes.shape[0], GROUPS, IN_GROUP]), 0)
+    codes = tl.reshape(codes, [codes.shape[0], GROUPS, IN_GROUP // 2])
+    low, high = tl.inline_asm_elementwise(FROM_INT4, "=r,=r,=r,=r,r", [codes], (tl.float16, tl.float16), True, 4)
     scales, minimums = halves(pairs)
-    tile = minimums.to(tl.float32)[:, :, None] + scales.to(tl.float32)[:, :, None] * numbers
-    return tl.reshape(tile, [codes.shape[0], BLOCK_D])
+    if tl.float16 == DTYPE:
+        most = (65440.0 - minimums.to(tl.float32)) * (1.0 / 15.0)
+        scales = tl.minimum(scales.to(tl.float32), most).to(tl.float16)
+    scales, minimums = scales.to(DTYPE)[:, :, None], minimums.to(DTYPE)[:, :, None]
+    low, high = plus_product(minimums, scales, low.to(DTYPE)), plus_product(minimums, scales, high.to(DTYPE))
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [codes.shape[0], BLOCK_D])
 
 
 @triton.jit
@@ -111,23 +160,26 @@ def load_tile(
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
+    CLEAR: tl.constexpr,
 ):
     """[BLOCK_N, BLOCK_D] of what pages hold for tokens. `places` are n_offs, unless some tokens are elsewhere.
 
-    ONE_PAGE: the tile is inside one page, so one page id is enough. CHECK: tokens >= n_end are read as 0, because their
-    slots may hold anything, even NaN, and 0 * NaN would reach the sum.
+    ONE_PAGE: the tile is inside one page, so one page id is enough. CHECK: there may be tokens >= n_end, which have no
+    page, and are read from any. CLEAR: they are read as 0, because slots may hold anything, even NaN, and 0 * NaN would
+    reach the sum.
     """
     if ONE_PAGE:
         page = tl.load(page_row_ptr + n_first // PAGE_SIZE).to(tl.int64)
         in_page = n_first % PAGE_SIZE + (n_offs - n_first)
         ptrs = (base_ptr + page * stride_page) + in_page[:, None] * stride_token + d_offs[None, :]
     else:
+        places = places.to(tl.uint32)
         if CHECK:
             pages = tl.load(page_row_ptr + places // PAGE_SIZE, mask=n_offs < n_end, other=0).to(tl.int64)
         else:
             pages = tl.load(page_row_ptr + places // PAGE_SIZE).to(tl.int64)
         ptrs = base_ptr + (pages * stride_page + (places % PAGE_SIZE) * stride_token)[:, None] + d_offs[None, :]
-    if CHECK:
+    if CHECK and CLEAR:
         mask = (n_offs < n_end)[:, None]
         if HEAD_DIM != BLOCK_D:
             mask = mask & (d_offs < HEAD_DIM)[None, :]
@@ -148,34 +200,36 @@ def load_scales(
     places,
     n_end,
     stride_page,
-    BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
-    HAS_PATHS: tl.constexpr,
+    CLEAR: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """fp32[BLOCK_N]: one scale for each token. Arguments as in `load_tile`.
 
-    Scales are loaded in pairs, because loads ahead of use need at least 32 bits.
+    Each is loaded with its neighbour, because loads ahead of use need at least 32 bits.
     """
-    if PAGE_SIZE == 1 or HAS_PATHS:
-        column = load_tile(
-            base_ptr.to(tl.pointer_type(tl.float16)), page_row_ptr, n_first, n_offs, places, n_end, tl.arange(0, 1),
-            stride_page // 2, 1, 1, 1, PAGE_SIZE, ONE_PAGE, CHECK,
-        )  # fmt: skip
-        scales = tl.sum(column, 1)
+    IS_PAIR: tl.constexpr = PAGE_SIZE > 1
+    if ONE_PAGE:
+        page = tl.load(page_row_ptr + n_first // PAGE_SIZE)
+        in_page = n_first % PAGE_SIZE + (n_offs - n_first)
     else:
-        pair = n_first // 2
-        pairs = pair + tl.arange(0, BLOCK_N // 2)
-        column = load_tile(
-            base_ptr.to(tl.pointer_type(tl.uint32)), page_row_ptr, pair, pairs, pairs,
-            (n_end + 1) // 2, tl.arange(0, 1), stride_page // 4, 1, 1, 1, PAGE_SIZE // 2, ONE_PAGE, CHECK,
-        )  # fmt: skip
-        low, high = halves(tl.sum(column, 1))
-        scales = tl.reshape(tl.join(low, high), [BLOCK_N])
+        places = places.to(tl.uint32)
+        in_page = places % PAGE_SIZE
         if CHECK:
-            scales = tl.where(n_offs < n_end, scales, 0.0)
-    return scales.to(tl.float32)
+            page = tl.load(page_row_ptr + places // PAGE_SIZE, mask=n_offs < n_end, other=0)
+        else:
+            page = tl.load(page_row_ptr + places // PAGE_SIZE)
+    ptrs = base_ptr + page.to(tl.int64) * stride_page
+    ptrs = (ptrs + in_page // 2 * 4).to(tl.pointer_type(tl.uint32)) if IS_PAIR else ptrs.to(tl.pointer_type(tl.uint16))
+    bits = tl.load(ptrs)
+    if IS_PAIR:
+        bits = bits >> (in_page % 2 * 16).to(tl.uint32)
+    scales = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    if CHECK and CLEAR:
+        scales = tl.where(n_offs < n_end, scales, 0.0)
+    return scales * 256.0 if FORMAT == "fp8_e4m3_bits" else scales
 
 
 @triton.jit
@@ -194,7 +248,7 @@ def load_kv(
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
-    HAS_PATHS: tl.constexpr,
+    CLEAR: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
@@ -206,30 +260,30 @@ def load_kv(
     if FORMAT == "":
         tile = load_tile(
             base_ptr, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR,
         )  # fmt: skip
     elif FORMAT == "int4":
         GROUPS: tl.constexpr = (HEAD_DIM + IN_GROUP - 1) // IN_GROUP
         BYTES: tl.constexpr = GROUPS * IN_GROUP // 2
         codes = load_tile(
             base_ptr, page_row_ptr, n_first, n_offs, places, n_end, tl.arange(0, BLOCK_D // 2), stride_page, BYTES,
-            BYTES, BLOCK_D // 2, PAGE_SIZE, ONE_PAGE, CHECK,
+            BYTES, BLOCK_D // 2, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR,
         )  # fmt: skip
         pairs = load_tile(
             (base_ptr + PAGE_SIZE * BYTES).to(tl.pointer_type(tl.uint32)), page_row_ptr, n_first, n_offs, places, n_end,
             tl.arange(0, BLOCK_D // IN_GROUP), stride_page // 4, GROUPS,
-            GROUPS, BLOCK_D // IN_GROUP, PAGE_SIZE, ONE_PAGE, CHECK,
+            GROUPS, BLOCK_D // IN_GROUP, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR,
         )  # fmt: skip
-        tile = from_int4(codes, pairs, BLOCK_D)
+        tile = from_int4(codes, pairs, DTYPE, BLOCK_D)
     else:
         codes = load_tile(
             base_ptr, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, HEAD_DIM,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR and FORMAT != "int8",
         )  # fmt: skip
         tile = from_bytes(codes, FORMAT)
         scales = load_scales(
             base_ptr + PAGE_SIZE * HEAD_DIM, page_row_ptr, n_first, n_offs, places, n_end, stride_page,
-            codes.shape[0], PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS,
+            PAGE_SIZE, ONE_PAGE, CHECK, CLEAR, FORMAT,
         )  # fmt: skip
     tile = tile.to(DTYPE)
     if FORMAT != "":

@@ -48,17 +48,18 @@ def decode_tiles(
 
     A tile of K is 16 KiB. With num_stages 5, K and V have two tiles in flight each, since the page ids that address
     them take every other stage. That is 64 to 72 KiB per program, so three programs fit on a large GPU's multiprocessor
-    and two on an Ampere one. More than 32 query heads for a KV head need the registers of twice the warps, and their
-    memory. So does widening codes; then two programs fit.
+    and two on an Ampere one. With num_stages 3, which leaves one tile in flight, a program over quantized pages takes
+    as much, since the numbers of a tile are in shared memory beside its codes. More than 32 query heads for a KV head
+    need the registers of twice the warps, and their memory.
     None of these constants has been tuned on a GPU yet; `bench/kernels/sweep.py` does that.
     """
-    row_bytes = next_power_of_two(head_dim) * itemsize
+    row_bytes = next_power_of_two(head_dim) * (1 if is_quantized and itemsize == 2 else itemsize)
     is_wide = group > 32
     block_n = max(16, min(64 if is_wide and is_quantized else 128, 16384 // row_bytes))
-    slots = facts.num_sms * (3 if facts.is_large and not is_quantized else 2)
-    num_splits = choose_splits(num_rows * num_kv_heads, slots, ceil_div(max_seq_len, block_n))
-    num_warps = 8 if is_wide or is_quantized else 4
-    return DecodeTiles(block_n, num_splits, 1, num_warps, num_stages=3 if is_wide else 5)
+    num_splits = choose_splits(
+        num_rows * num_kv_heads, facts.num_sms * (3 if facts.is_large else 2), ceil_div(max_seq_len, block_n)
+    )
+    return DecodeTiles(block_n, num_splits, 1, 8 if is_wide else 4, 3 if is_wide or is_quantized else 5)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -207,9 +208,6 @@ def _launch_decode(
         k_pages.stride(0),
         k_pages.stride(1),
         k_pages.stride(2),
-        v_pages.stride(0),
-        v_pages.stride(1),
-        v_pages.stride(2),
         page_table.stride(0),
         0 if paths is None else paths.stride(0),
         out.stride(0),
@@ -296,9 +294,6 @@ def _launch_prefill(
         k_pages.stride(0),
         k_pages.stride(1),
         k_pages.stride(2),
-        v_pages.stride(0),
-        v_pages.stride(1),
-        v_pages.stride(2),
         page_table.stride(0),
         out.stride(0),
         out.stride(1),

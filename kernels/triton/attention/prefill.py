@@ -9,7 +9,7 @@ row by binary search.
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.attention.kv_tiles import in_order_of_heads, in_order_of_tiles
+from penstock.kernels.triton.attention.kv_tiles import in_type_of_tiles
 from penstock.kernels.triton.attention.tiles import LOG2E, attend, first_in_window
 
 
@@ -44,12 +44,9 @@ def prefill_kernel(
     window,
     stride_qt,
     stride_qh,
-    stride_kp,
-    stride_kh,
-    stride_kt,
-    stride_vp,
-    stride_vh,
-    stride_vt,
+    stride_page,
+    stride_head,
+    stride_token,
     stride_table,
     stride_ot,
     stride_oh,
@@ -95,14 +92,14 @@ def prefill_kernel(
     q_mask = q_valid[:, None] & (d_offs < HEAD_DIM)[None, :]
     tokens = (q_first + q_idx).to(tl.int64)
     q_ptrs = q_ptr + (tokens * stride_qt + heads * stride_qh)[:, None] + d_offs[None, :]
-    q = in_order_of_tiles(tl.load(q_ptrs, mask=q_mask, other=0.0), FORMAT)
+    q, scale = in_type_of_tiles(tl.load(q_ptrs, mask=q_mask, other=0.0), scale, FORMAT)
     q_pos = prefix + q_idx
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    k_base = k_ptr + kv_head * stride_kh
-    v_base = v_ptr + kv_head * stride_vh
+    k_base = k_ptr + kv_head * stride_head
+    v_base = v_ptr + kv_head * stride_head
     page_row = page_table_ptr + row.to(tl.int64) * stride_table
 
     first = 0
@@ -116,16 +113,15 @@ def prefill_kernel(
     # Tiles that are fully visible to every query of the block need no mask.
     full = first + (prefix + q_block + 1 - first) // BLOCK_N * BLOCK_N
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp,
-        stride_vt, scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False,
+        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, first, full, end, stride_page, stride_token,
+        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False,
         WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, full, end, end, stride_kp, stride_kt, stride_vp,
-        stride_vt, scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, True, True,
+        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, full, end, end, stride_page, stride_token,
+        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, True, True,
         WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
-    acc = in_order_of_heads(acc, FORMAT)
 
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2E

@@ -43,10 +43,8 @@ def attend(
     tile_lo,
     tile_hi,
     n_end,
-    stride_kp,
-    stride_kt,
-    stride_vp,
-    stride_vt,
+    stride_page,
+    stride_token,
     scale,
     softcap,
     window,
@@ -67,7 +65,8 @@ def attend(
     """Fold KV tiles of BLOCK_N tokens, from tile_lo on until tile_hi is reached, into (acc, l_i, m_i).
 
     `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end. CAUSAL masks tokens after `last_seen`
-    [BLOCK_M], usually the queries' own positions. WINDOW masks tokens before the first one that a query sees.
+    [BLOCK_M], usually the queries' own positions. WINDOW masks tokens before the first one that a query sees. `scale`
+    is a number or [BLOCK_M, 1]. `l_i` is [BLOCK_M], or [BLOCK_M, BLOCK_N] for sums at each place of a tile.
     """
     d_offs = tl.arange(0, BLOCK_D)
     SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
@@ -79,8 +78,8 @@ def attend(
             is_placed = (ahead >= 0) & (n_offs < n_end)
             places = tl.where(is_placed, tl.load(path_ptr + 1 + ahead, mask=is_placed, other=0), n_offs)
         k, k_scales = load_kv(
-            k_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_kp, stride_kt,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS, q.dtype, FORMAT,
+            k_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, False, q.dtype, FORMAT,
         )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SCALES_TOKENS:
@@ -97,22 +96,25 @@ def attend(
             if WINDOW != "":
                 keep = keep & (n_offs[None, :] >= first_seen(q_pos, window, WINDOW)[:, None])
             s = tl.where(keep, s, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(s, 1))
+        v, v_scales = load_kv(
+            v_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, True, q.dtype, FORMAT,
+        )  # fmt: skip
+        sizes = s
+        if SCALES_TOKENS:
+            # Of weight times scale, where a power of two stands for the scale. So the largest product is nearly 1,
+            # which fp16 needs. The sum of weights is in fp32, and may be large or small.
+            bits = tl.maximum(v_scales, 2.0**-24).to(tl.uint32, bitcast=True)
+            sizes = s + ((bits >> 23).to(tl.int32) - 126).to(tl.float32)[None, :]
+        m_new = tl.maximum(m_i, tl.max(sizes, 1))
         # A row may have seen no visible token yet; -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new) if (CAUSAL or CHECK or WINDOW != "") else m_new
         p = tl.exp2(s - m_safe[:, None])
         alpha = tl.exp2(m_i - m_safe)
-        l_i = l_i * alpha + tl.sum(p, 1)
+        l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        v, v_scales = load_kv(
-            v_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_vp, stride_vt,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS, q.dtype, FORMAT,
-        )  # fmt: skip
         if SCALES_TOKENS:
-            if q.dtype == tl.float16:  # fp16 has no room for much smaller weights
-                v = (v.to(tl.float32) * v_scales[:, None]).to(q.dtype)
-            else:
-                p = p * v_scales[None, :]
+            p = p * v_scales[None, :]
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
         m_i = m_new
     return acc, l_i, m_i

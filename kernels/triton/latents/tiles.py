@@ -53,11 +53,11 @@ def fold_latents(
         n_offs = n_first + tl.arange(0, BLOCK_N)
         latents = load_tile(
             pages_ptr, page_row_ptr, n_first, n_offs, n_offs, hi, r_offs, stride_page, stride_token,
-            RANK, BLOCK_R, PAGE_SIZE, ONE_PAGE, True,
+            RANK, BLOCK_R, PAGE_SIZE, ONE_PAGE, True, True,
         ).to(q.dtype)  # fmt: skip
         keys = load_tile(
             pages_ptr + RANK, page_row_ptr, n_first, n_offs, n_offs, hi, p_offs, stride_page, stride_token,
-            ROPE, BLOCK_P, PAGE_SIZE, ONE_PAGE, True,
+            ROPE, BLOCK_P, PAGE_SIZE, ONE_PAGE, True, True,
         ).to(q.dtype)  # fmt: skip
         s = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
         s = tl.dot(q_rotated, tl.trans(keys), s, input_precision=PRECISION)

@@ -166,6 +166,43 @@ def test_dtypes_and_sizes(device: str, dtype: torch.dtype, name: str) -> None:
     check(device, AttentionCase(lens, 6, 2, 128, dtype=dtype, softcap=5.0, sinks=True), name)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("exponent", [-100, 0, 100])
+def test_queries_of_bf16_beyond_fp16(device: str, name: str, exponent: int) -> None:
+    """Rows of any size, and of zeros; the scale brings their scores back."""
+    case = AttentionCase(((1, 33), (7, 40)), dtype=torch.bfloat16)
+    inputs = make_inputs(case, device)
+    q, k, v, table, starts, lens = inputs.args
+    q = q.clamp(-1.0, 1.0) * 2.0**exponent
+    q[1] = 0.0
+    inputs.options["scale"] *= 2.0**-exponent
+    layout = PageLayout(KV_FORMATS[name], case.page_size, case.head_dim)
+    pages = quantized_pages(k, layout, 0), quantized_pages(v, layout, 0)
+    got = paged_attention_triton(
+        q, *pages, table, starts, lens, **inputs.options, max_query_len=7, max_seq_len=40, layout=layout
+    )
+    expected = paged_attention_reference(q, *pages, table, starts, lens, **inputs.options, layout=layout)
+    assert_near(got, expected, factor=2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_whose_sizes_differ(device: str, dtype: torch.dtype, name: str) -> None:
+    """A token of tiny values does not take the room that the others need, nor does a token of huge ones."""
+    case = AttentionCase(((1, 40), (9, 41)), dtype=dtype)
+    inputs = make_inputs(case, device)
+    q, k, v, table, starts, lens = inputs.args
+    sizes = torch.logspace(-4, 3, v.shape[2], device=device).to(dtype)
+    v = v * sizes[:, None]
+    layout = PageLayout(KV_FORMATS[name], case.page_size, case.head_dim)
+    pages = quantized_pages(k, layout, 0), quantized_pages(v, layout, 0)
+    got = paged_attention_triton(
+        q, *pages, table, starts, lens, **inputs.options, max_query_len=9, max_seq_len=41, layout=layout
+    )
+    expected = paged_attention_reference(q, *pages, table, starts, lens, **inputs.options, layout=layout)
+    size = expected.abs().amax()
+    assert_near(got / size, expected / size, factor=1 if dtype == torch.float32 else 2)
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9)])
 def test_fp8_with_and_without_its_conversion(
     device: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
