@@ -1,6 +1,6 @@
 """Steps that decode B rows and compute a chunk of a prompt beside them: what a stream feels while prompts come in.
 
-    python -m bench.engine.mixed_step --shape qwen3-0.6b [--batch 32] [--chunk 512,2048] [--out FILE.json]
+    python -m bench.engine.mixed_step --shape qwen3-0.6b [--batch 32] [--chunk 512,2000] [--out FILE.json]
 
 `step` is the time from result to result, `device` the device's own time in it, `idle` the time before it in which the
 device waited for the host, `launch` what the host needs to launch one.
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b", help="a folder name in bench/shapes")
     parser.add_argument("--batch", type=int, default=32, help="rows that decode")
-    parser.add_argument("--chunk", default="512,2048", help="prompt tokens a step, separated by commas")
+    parser.add_argument("--chunk", default="512,2000", help="prompt tokens a step, separated by commas")
     parser.add_argument("--dry", action="store_true", help="tiny sizes and shape on the CPU")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")

@@ -58,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry:
         flags += ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "4"]
     else:
-        flags += ["--device", "cuda", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
-        flags += ["--max-model-len", "4096", "--num-frontends", "2"]
+        flags += ["--device", "cuda", "--max-model-len", "4096", "--num-frontends", "2"]
     code = 0
     with TemporaryDirectory() as temporary:
         folder = servable_folder(shape, Path(temporary) / shape)
