@@ -108,7 +108,7 @@ fi
 
 ENGINE_TESTS=""
 if has "engine tests" transformers pytest_timeout xdist msgspec structlog safetensors tqdm llguidance; then
-    ENGINE_TESTS="tests/gpu_worker/cuda/test_engine.py tests/gpu_worker/cuda/test_features.py tests/gpu_worker/cuda/test_graphs.py"
+    ENGINE_TESTS=$(echo tests/gpu_worker/cuda/test_*.py)
 fi
 # shellcheck disable=SC2086 - a list of files
 if [ "$ONLY" != bench ] && has "tests" pytest; then
