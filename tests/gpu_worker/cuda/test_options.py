@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from penstock.gpu_worker.state import transfers
-from penstock.ipc.messages import SamplingParams
+from penstock.gpu_worker.steps.host_step import PendingStep
+from penstock.ipc.messages import Pooling, SamplingParams, StepPlan
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative
@@ -201,3 +203,40 @@ def test_an_engine_leaves_its_memory_to_the_next_one(checkpoint: Make) -> None:
         left.append(torch.cuda.memory_allocated())
     assert found[1] == found[2] == found[0]
     assert left[2] <= left[0] + (1 << 20)
+
+
+ALL_KINDS = (
+    GREEDY,
+    SEEDED,
+    replace(SEEDED, top_k=7, min_p=0.05, repetition_penalty=1.2, frequency_penalty=0.3),
+    replace(SEEDED, num_logprobs=3, prompt_logprobs=2),
+    replace(SEEDED, logit_bias=((5, 2.0), (9, -3.0)), min_tokens=6, stop_token_ids=(7,), bad_words=((3, 4), (11,))),
+    replace(GREEDY, allowed_token_ids=(5, 8, 13, 21)),
+    replace(GREEDY, max_tokens=1, pooling=Pooling("mean")),
+    replace(GREEDY, max_tokens=1, pooling=Pooling("last", 24)),
+)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-layer-types", "llama-dynamic"])
+@pytest.mark.parametrize("drafts", ["", '{"method": "ngram", "num_speculative_tokens": 3}'])
+def test_launching_a_step_does_not_wait_unasked(checkpoint: Make, name: str, drafts: str) -> None:
+    """Rows of all kinds come and go. torch raises an error where it would wait, except for an event.
+
+    Steps with drafts wait for tokens by events.
+    """
+    options = schedule(64, 16, 2, num_tokens=3200, cached=True) | {"speculative_config": drafts}
+    engine = Engine(checkpoint(name)[0], device=DEVICE, dtype="float32", max_num_seqs=6, **options)
+    launch = engine.runner.launch
+
+    def strict(plan: StepPlan) -> PendingStep:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine.runner.launch = strict  # type: ignore[method-assign, assignment]
+    texts = [PROMPTS[i % len(PROMPTS)] for i in range(len(ALL_KINDS))]
+    for _ in range(2):
+        for params, (output,) in zip(ALL_KINDS, engine.run(texts, ALL_KINDS), strict=True):
+            assert len(output) == (0 if params.pooling else NUM_NEW)
