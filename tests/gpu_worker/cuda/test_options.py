@@ -128,7 +128,7 @@ def test_gptq_in_bf16(tmp_path: Path) -> None:
     check(folder, BF16, "bfloat16", max_model_len=320)
 
 
-@pytest.mark.parametrize(("kv", "depth", "kind"), [("auto", 0, "swap"), ("auto", 2, "auto"), ("int4", 1, "swap")])
+@pytest.mark.parametrize(("kv", "depth", "kind"), [("auto", 0, "swap"), ("auto", 2, "auto"), ("int8", 1, "swap")])
 def test_the_host_tier(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, kv: str, depth: int, kind: str) -> None:
     """A pool that is too small; all of it twice, the second time with prefixes from the host. Slots are used anew."""
     folder, model = checkpoint("qwen3")
