@@ -51,10 +51,10 @@ def _grammars_elsewhere() -> type[Grammars]:
     return GrammarsElsewhere
 
 
-def _make_pooler() -> "Pooler":
+def _make_pooler(device: Device) -> "Pooler":
     from penstock.gpu_worker.steps.pooling import Pooler  # most requests are for text
 
-    return Pooler()
+    return Pooler(device)
 
 
 def _make_image_rows(store: "EmbeddingStore | None", device: Device, config: ModelConfig) -> "ImageRows":
@@ -257,7 +257,7 @@ class ModelRunner:
             if self._enters_rows:
                 self._model.enter_row(new.row, new.num_prompt_tokens)
             if new.sampling.pooling is not None and self._pooler is None:
-                self._pooler = _make_pooler()
+                self._pooler = _make_pooler(self._device)
             if new.images and self._image_rows is None:
                 self._image_rows = _make_image_rows(self.image_store, self._device, self._model.config)
         if self._image_rows is not None:

@@ -5,6 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.steps.host_step import HostBatch, StepOutput
 from penstock.ipc.messages import Pooling, StepPlan
 
@@ -19,7 +20,8 @@ class Pooler:
     that fp32 can show. A row whose mean is asked for begins at position 0, so its sum covers all positions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self.rows: dict[int, Pooling] = {}
         self._sums: dict[int, Tensor] = {}  # fp64[H], by row
         self._vectors: list[Tensor] = []  # fp32, of the current step
@@ -52,7 +54,7 @@ class Pooler:
         drawing = self.drawing(batch)
         if drawing.shape[0] == batch.sample_idx.shape[0]:
             return logits
-        index = torch.from_numpy(drawing).to(logits.device)
+        index = self._device.upload(drawing)
         return logits.new_zeros(batch.sample_idx.shape[0], logits.shape[1]).index_copy_(0, index, logits)
 
     def take(self, batch: HostBatch, hidden: Tensor) -> None:

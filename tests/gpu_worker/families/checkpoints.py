@@ -20,6 +20,7 @@ _SAFE_GAP = 2e-5
 """Two logits closer than this could change places by rounding alone: then the case needs other weights."""
 _TOLERANCE = 2e-3
 """Of log-probabilities in fp32."""
+_NORMS_OF_GROUPS = ("MambaRMSNormGated", "BambaRMSNormGated", "GraniteMoeHybridRMSNormGated")
 
 
 def config_of(case: Case) -> transformers.PretrainedConfig:
@@ -43,14 +44,14 @@ def make_model(case: Case) -> transformers.PreTrainedModel:
 
 
 def norm_in_groups(model: nn.Module) -> None:
-    """Let Mamba 2 norm each group by itself, as its authors' code does, and transformers from 5.23 on.
+    """Let mixers of Mamba 2 norm each group by itself, as its authors' code does, and transformers from 5.23 on.
 
     Earlier releases norm all groups as one.
     """
     for module in model.modules():
         norm: Any = getattr(module, "norm", None)
         groups = getattr(module, "n_groups", 1)
-        if type(norm).__name__ == "MambaRMSNormGated" and not hasattr(norm, "group_size"):
+        if type(norm).__name__ in _NORMS_OF_GROUPS and not hasattr(norm, "group_size"):
             norm.forward = partial(_normed_in_groups, norm, groups)
 
 

@@ -6,15 +6,15 @@ apart from compressed-tensors, whose own library does it.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs  # a machine with a GPU may lack it
 
 Stored = dict[str, Tensor]
 _MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
@@ -113,6 +113,9 @@ def awq(group_size: int = 32) -> Writer:
 
 def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> Writer:
     """compressed-tensors, by its library."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
     scheme = QuantizationScheme(
         targets=["Linear"],
         weights=QuantizationArgs(**weights),
@@ -146,8 +149,10 @@ def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | No
     return Writer(config, write, lambda x: rounded(x, inputs.get("group_size"), static))
 
 
-def calibrated(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
+def calibrated(weight: Tensor, args: "QuantizationArgs") -> tuple[Tensor, Tensor]:
     """The library's scales and zero points for a matrix."""
+    from compressed_tensors.quantization.utils import calculate_qparams
+
     num_outputs, num_inputs = weight.shape
     if args.strategy == "block":
         rows, columns = args.block_structure
