@@ -14,6 +14,8 @@ Everything is compared as raw logits, because division by a temperature keeps th
 the division are kept together, since the last step takes the least logit with the same quotient.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -340,15 +342,27 @@ def settle_kernel(
         tl.store(lowest_ptr + s, with_ties(lowest, temperature))
 
 
-def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """fp32 [S]: the least logit of each row, before the temperature, that may be drawn; all above it may be, too."""
+class Kept(NamedTuple):
+    """What may be drawn of each row, in logits before the temperature."""
+
+    lowest: Tensor  # fp32 [S], the least that may be drawn; all above it may be, too
+    tops: Tensor  # fp32 [S, blocks], the largest of each block; undefined for greedy rows
+
+
+def block_size(vocab: int) -> int:
+    """How many tokens of a row one program reads at a time."""
+    return min(2048, max(GROUP, next_power_of_two(vocab)))
+
+
+def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Kept:
+    """The filters' thresholds; arguments as in `sampling.sample`, after the edits of logits."""
     num_samples, vocab = logits.shape
     device = logits.device
 
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    block = min(2048, max(GROUP, next_power_of_two(vocab)))
+    block = block_size(vocab)
     num_groups, num_blocks = ceil_div(vocab, GROUP), ceil_div(vocab, block)
     maxima = scratch(num_samples, num_groups)
     tops, sums = scratch(num_samples, num_blocks), scratch(num_samples, num_blocks)
@@ -369,7 +383,7 @@ def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sampl
         BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
     )  # fmt: skip
     if not top_k or num_groups <= few_groups:
-        return lowest
+        return Kept(lowest, tops)
     reached, candidates = scratch(num_samples, num_blocks, 3), scratch(num_samples, MOST_CANDIDATES)
     weigh_kernel[(min(num_blocks, max(4, ceil_div(1024, num_samples))), num_samples)](
         logits, rows, state.temperature, measure, between, reached, num_candidates, candidates, vocab, num_blocks,
@@ -380,4 +394,4 @@ def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sampl
         candidates, lowest, vocab, num_blocks, logits.stride(0),
         TOP_P=needs.top_p, MOST=MOST_CANDIDATES, BLOCK=4096, BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
     )  # fmt: skip
-    return lowest
+    return Kept(lowest, tops)

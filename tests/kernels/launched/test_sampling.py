@@ -19,7 +19,7 @@ from penstock.kernels.sampling.sampling import (
 from penstock.kernels.sampling.sampling_cpu import sample_cpu
 from penstock.kernels.sampling.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import lowest_kept
+from penstock.kernels.triton.sampling.filter import find_kept
 from penstock.kernels.triton.sampling.philox import philox_words
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -99,7 +99,7 @@ def test_filters_keep_what_the_reference_keeps(device: str, ties: bool) -> None:
     if ties:
         logits = logits.round()
     logits[:, 17] = -math.inf
-    lowest = lowest_kept(logits, rows, state, ALL)
+    lowest = find_kept(logits, rows, state, ALL).lowest
     for s, row in enumerate(rows.tolist()):
         temperature = float(state.temperature[row])
         if temperature == 0:
@@ -119,7 +119,7 @@ def test_filters_at_their_ends(device: str, top_k: int, top_p: float) -> None:
     row = torch.zeros(1, dtype=torch.int64, device=device)
     for logits in (torch.randn(1, VOCAB, device=device), torch.zeros(1, VOCAB, device=device)):
         logits[0, 5] -= 1e4  # far outliers must not hide the rest from the search
-        kept = (logits[0] >= lowest_kept(logits, row, state, ALL)).nonzero().squeeze(1).tolist()
+        kept = (logits[0] >= find_kept(logits, row, state, ALL).lowest).nonzero().squeeze(1).tolist()
         assert kept == kept_reference(logits[0].tolist(), 0, state)
 
 
@@ -188,7 +188,7 @@ def test_filters_are_exact_however_the_logits_are_spread(device: str, name: str)
     row = torch.zeros(1, dtype=torch.int64, device=device)
     for temperature, top_k, top_p, min_p in FILTERS:
         state = filtering(device, temperature, top_k, top_p, min_p)
-        lowest = lowest_kept(logits[None], row, state, ALL)
+        lowest = find_kept(logits[None], row, state, ALL).lowest
         z = (logits / state.temperature).cpu()
         kept = z[(logits >= lowest).cpu() & (z > -math.inf)]
         assert len(kept) == int((z >= kept.min()).sum())  # all that tie
@@ -202,8 +202,8 @@ def test_filters_of_mixed_rows_are_those_of_each_row(device: str) -> None:
     state = make_state(device)._replace(top_p=torch.tensor([1, 1, 1, 0.8, 1, 0.7, 0.95, 0.95], device=device))
     rows = torch.tensor([3, 0, 5, 6, 2, 1, 4, 7, 6, 3], device=device)
     logits = torch.stack([SPREAD["flat"] * (1 + s) for s in range(len(rows))]).to(device, torch.bfloat16)
-    together = lowest_kept(logits, rows, state, ALL)
-    alone = [lowest_kept(logits[s : s + 1], rows[s : s + 1], state, ALL) for s in range(len(rows))]
+    together = find_kept(logits, rows, state, ALL).lowest
+    alone = [find_kept(logits[s : s + 1], rows[s : s + 1], state, ALL).lowest for s in range(len(rows))]
     assert torch.equal(together, torch.cat(alone))
     assert torch.isneginf(together[[1, 5]]).all()
     assert torch.isfinite(together[[0, 2, 3, 4, 6, 7, 8, 9]]).all()
