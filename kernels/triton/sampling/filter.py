@@ -78,7 +78,7 @@ def load_groups(line, groups, mask, vocab, GROUP: tl.constexpr):
 
 @triton.jit
 def bar_of_few(maxima, top, temperature, FEW: tl.constexpr):
-    """A value which at most FEW of the maxima reach, and rather not less than half as many; infinity if there is none.
+    """A value which at most FEW of the maxima reach, and mostly nearly as many do; infinity if there is none.
 
     If there are only so many finite ones, it is the lowest fp32 number.
     """
@@ -91,7 +91,7 @@ def bar_of_few(maxima, top, temperature, FEW: tl.constexpr):
             bar = float("inf")
         # Further down, weights are zero in fp32.
         low = tl.maximum(top - 150.0 * temperature, tl.min(tl.where(maxima > float("-inf"), maxima, top), 0))
-        going = num < FEW // 2
+        going = num < FEW - FEW // 8
         if tl.sum(tl.where(maxima >= low, 1, 0), 0) <= FEW:
             bar = low
             going = False
@@ -103,7 +103,7 @@ def bar_of_few(maxima, top, temperature, FEW: tl.constexpr):
                 low = middle
             else:
                 bar = middle
-                going = going & (num < FEW // 2)
+                going = going & (num < FEW - FEW // 8)
     return bar
 
 
