@@ -12,7 +12,8 @@ from torch import Tensor
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import Kept, block_size, find_kept
+from penstock.kernels.triton.sampling.filter import Kept, find_kept
+from penstock.kernels.triton.sampling.groups import block_size
 from penstock.kernels.triton.sampling.philox import gumbel, rough_exponential, token_words, word_of
 from penstock.kernels.triton.sampling.search import LOG2_E
 
