@@ -1,6 +1,6 @@
 """min-p, top-k and top-p as one threshold per row, found without sorting and exact however the logits are distributed.
 
-1. `scan_kernel` reads the logits: the maximum of each group of 32 tokens, and the weight of each block, which is the
+1. `scan_kernel` reads the logits: the maximum of each group of tokens, and the weight of each block, which is the
    sum of exp(logit / temperature).
 2. `near_top_kernel` reads the few groups with the largest maxima. They hold all tokens above some value, and mostly
    those are enough to find the threshold. If not, it guesses from a sample of the row between which two values the
@@ -24,8 +24,9 @@ from torch import Tensor
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.groups import (
-    GROUP,
+    READ_AGAIN,
     block_size,
+    group_size,
     groups_near_top,
     load_groups,
     scan,
@@ -43,8 +44,6 @@ from penstock.kernels.triton.sampling.search import (
     with_ties,
 )
 
-FEW_GROUPS = 128
-"""How many groups are read again: those with the largest maxima, or those of the sample."""
 MOST_CANDIDATES = 8192
 """How many tokens `settle_kernel` can take between the two values."""
 
@@ -137,7 +136,7 @@ def near_top_kernel(
                 is_weight = (measure == WEIGHT).to(tl.float32)  # 0 makes the weight of each token 1
                 weights = tl.where(x > float("-inf"), tl.exp2((x - top) * (scale * is_weight)), 0.0)
                 in_sample = tl.sum(weights, 0)
-                share = (FEW * GROUP) / (num_groups * GROUP).to(tl.float32)
+                share = FEW / (1.0 * num_groups)  # of the row's tokens
                 # What is below the threshold of top-p are many light tokens, so the sample tells it best.
                 goal = tl.where(lowest == float("-inf"), in_sample - (1.0 - top_p) * total * share, top_p * in_sample)
                 goal = tl.where(measure == COUNT, k * share, goal)
@@ -295,10 +294,10 @@ def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Samplin
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    block = block_size(vocab)
-    num_groups, num_blocks = ceil_div(vocab, GROUP), ceil_div(vocab, block)
+    block, group = block_size(vocab), group_size(vocab)
+    num_groups, num_blocks = ceil_div(vocab, group), ceil_div(vocab, block)
     scanned = scan(logits, rows, state.temperature)
-    few_groups = min(FEW_GROUPS, next_power_of_two(num_groups))
+    few_groups = min(READ_AGAIN // group, next_power_of_two(num_groups))
     few = scratch(num_samples, few_groups, dtype=torch.int32)
     lowest, measure = scratch(num_samples), scratch(num_samples, dtype=torch.int32)
     between, num_candidates = scratch(num_samples, 4), scratch(num_samples, dtype=torch.int32)
@@ -307,8 +306,8 @@ def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Samplin
     near_top_kernel[(num_samples,)](
         logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, *scanned, few, lowest,
         measure, between, num_candidates, vocab, num_groups, num_blocks, MOST_CANDIDATES, logits.stride(0),
-        TOP_K=top_k, TOP_P=needs.top_p, GROUP=GROUP, FEW=few_groups, BLOCK_GROUPS=next_power_of_two(num_groups),
-        BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
+        TOP_K=top_k, TOP_P=needs.top_p, GROUP=group, FEW=few_groups, BLOCK_GROUPS=next_power_of_two(num_groups),
+        BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=8,
     )  # fmt: skip
     if not top_k or num_groups <= few_groups:
         return Kept(lowest, scanned.tops)

@@ -1,6 +1,6 @@
 """What one pass over the logits leaves of each row, so that later kernels need to read only a few groups of tokens.
 
-That is the maximum of each group of 32 neighbouring tokens, and the maximum and the weight of each block of groups.
+That is the maximum of each group of neighbouring tokens, and the maximum and the weight of each block of groups.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from torch import Tensor
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.search import LARGEST, LOG2_E
 
-GROUP = 32
-"""Tokens with one maximum: their logits are one line of the cache."""
+READ_AGAIN = 4096
+"""How many tokens of a row are read again at most: those of the groups with the largest maxima, or a sample."""
 
 
 class Scan(NamedTuple):
@@ -27,7 +27,12 @@ class Scan(NamedTuple):
 
 def block_size(vocab: int) -> int:
     """How many tokens of a row one program reads at a time."""
-    return min(2048, max(GROUP, next_power_of_two(vocab)))
+    return min(2048, max(32, next_power_of_two(vocab)))
+
+
+def group_size(vocab: int) -> int:
+    """How many tokens have one maximum. One program reads all maxima of a row, so there are at most 8192 of them."""
+    return max(32, next_power_of_two(ceil_div(vocab, 8192)))
 
 
 @triton.jit
@@ -58,8 +63,8 @@ def scan_kernel(
 def scan(logits: Tensor, rows: Tensor | None = None, temperature: Tensor | None = None) -> Scan:
     """Of logits [S, V]; `temperature` [R] is that of each row of the state, and 1 if it is not given."""
     num_samples, vocab = logits.shape
-    block = block_size(vocab)
-    num_groups, num_blocks = ceil_div(vocab, GROUP), ceil_div(vocab, block)
+    block, group = block_size(vocab), group_size(vocab)
+    num_groups, num_blocks = ceil_div(vocab, group), ceil_div(vocab, block)
     out = Scan(
         *(
             torch.empty((num_samples, size), dtype=torch.float32, device=logits.device)
@@ -68,7 +73,7 @@ def scan(logits: Tensor, rows: Tensor | None = None, temperature: Tensor | None 
     )
     scan_kernel[(num_blocks, num_samples)](
         logits, rows, temperature, *out, vocab, num_groups, logits.stride(0),
-        TEMPERED=temperature is not None, GROUP=GROUP, BLOCK=block, num_warps=4,
+        TEMPERED=temperature is not None, GROUP=group, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -116,16 +121,21 @@ def bar_of_few(maxima, top, lowest, FEW: tl.constexpr):
 @triton.jit
 def groups_near_top(maxima_ptr, few_ptr, num_groups, top, lowest, FEW: tl.constexpr, BLOCK: tl.constexpr):
     """(bar, groups [FEW], mask): the groups of a row in which all its logits >= bar are; `few_ptr` is scratch [FEW]."""
-    groups = tl.arange(0, BLOCK)
-    maxima = tl.load(maxima_ptr + groups, mask=groups < num_groups, other=float("-inf"))
-    bar = bar_of_few(maxima, top, lowest, FEW)
-    is_near = maxima >= bar
-    at = tl.cumsum(tl.where(is_near, 1, 0), 0) - 1
-    tl.store(few_ptr + at, groups, mask=is_near)
+    PART: tl.constexpr = BLOCK if BLOCK < 2048 else 2048
+    all_groups = tl.arange(0, BLOCK)
+    bar = bar_of_few(
+        tl.load(maxima_ptr + all_groups, mask=all_groups < num_groups, other=float("-inf")), top, lowest, FEW
+    )
+    num = tl.full([], 0, dtype=tl.int32)
+    for first in tl.range(0, num_groups, PART):
+        groups = first + tl.arange(0, PART)
+        is_near = tl.load(maxima_ptr + groups, mask=groups < num_groups, other=float("-inf")) >= bar
+        at = num + tl.cumsum(tl.where(is_near, 1, 0), 0) - 1
+        tl.store(few_ptr + at, groups, mask=is_near)
+        num += tl.sum(tl.where(is_near, 1, 0), 0)
     tl.debug_barrier()
     few = tl.arange(0, FEW)
-    mask = few < tl.sum(tl.where(is_near, 1, 0), 0)
-    return bar, tl.load(few_ptr + few, mask=mask, other=0), mask
+    return bar, tl.load(few_ptr + few, mask=few < num, other=0), few < num
 
 
 @triton.jit

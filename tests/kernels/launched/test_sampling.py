@@ -110,14 +110,15 @@ def test_filters_keep_what_the_reference_keeps(device: str, ties: bool) -> None:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (VOCAB - 1, 1.0), (0, 0.0), (0, 1e-9), (0, 0.999999), (3, 0.5)])
-def test_filters_at_their_ends(device: str, top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize("vocab", [20, VOCAB])
+def test_filters_at_their_ends(device: str, vocab: int, top_k: int, top_p: float) -> None:
     state = make_state(device, num_rows=1)._replace(
         temperature=torch.ones(1, device=device),
         top_k=torch.tensor([top_k], device=device),
         top_p=torch.tensor([top_p], device=device),
     )
     row = torch.zeros(1, dtype=torch.int64, device=device)
-    for logits in (torch.randn(1, VOCAB, device=device), torch.zeros(1, VOCAB, device=device)):
+    for logits in (torch.randn(1, vocab, device=device), torch.zeros(1, vocab, device=device)):
         logits[0, 5] -= 1e4  # far outliers must not hide the rest from the search
         kept = (logits[0] >= find_kept(logits, row, state, ALL).lowest).nonzero().squeeze(1).tolist()
         assert kept == kept_reference(logits[0].tolist(), 0, state)
@@ -216,8 +217,8 @@ def test_draws_equal_the_cpu_path_however_the_logits_are_spread(device: str, fil
     host = make_state("cpu", LONG)._replace(temperature=torch.tensor([0.0, 1, 0.7, 1.3, 100, 0.9, 1e-3, 0.6]))
     state = SamplingState(*(column.to(device) for column in host))
     rows, positions = rows_and_positions("cpu", 8)
-    for name, line in SPREAD.items():
-        logits = line.repeat(8, 1)
+    for name in SPREAD if filtered else ("flat", "two values", "few left, side by side"):
+        logits = SPREAD[name].repeat(8, 1)
         drawn = sample_triton(logits.to(device), rows.to(device), positions.to(device), state, needs)
         assert drawn.tolist() == sample_cpu(logits, rows, positions, host, needs).tolist(), name
 
@@ -307,3 +308,18 @@ def test_top_logprobs(device: str, vocab: int, num_top: int) -> None:
     expected = top_logprobs_reference(logits, chosen, num_top)
     for got, wanted in zip(top_logprobs_triton(logits, chosen, num_top), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: infinity less infinity
+@pytest.mark.parametrize("name", SPREAD)
+def test_top_logprobs_however_the_logits_are_spread(device: str, name: str) -> None:
+    """The order of equal logits included, and of those that are minus infinity."""
+    logits = torch.stack((SPREAD[name], SPREAD[name].flip(0))).to(device)
+    if name.startswith("few left"):
+        logits[:, : 10007 - 3] = logits[:, 10007 + 3 :] = -math.inf
+        logits[:, [3, 10007]] = torch.tensor([1.0, 2.0], device=device)
+    chosen = torch.tensor([7, LONG - 1], device=device)
+    for num_top in (1, 20):
+        expected = top_logprobs_reference(logits, chosen, num_top)
+        for got, wanted in zip(top_logprobs_triton(logits, chosen, num_top), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
