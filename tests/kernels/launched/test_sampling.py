@@ -198,6 +198,37 @@ def test_filters_are_exact_however_the_logits_are_spread(device: str, name: str)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_filters_of_a_large_vocabulary(device: str) -> None:
+    """Of more groups than are looked at at a time."""
+    logits = torch.randn(151936, device=device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    for top_k, top_p in ((50, 1.0), (20, 0.95), (3000, 1.0), (0, 0.9)):
+        lowest = find_kept(logits[None], row, filtering(device, 1.0, top_k, top_p, 0.0), ALL).lowest
+        most, least = (lowest_in_doubles(logits.cpu(), top_k, top_p * share, 0.0) for share in (1 + 1e-6, 1 - 1e-6))
+        assert most <= float(lowest) <= least
+    chosen = torch.tensor([7], device=device)
+    for got, wanted in zip(
+        top_logprobs_triton(logits[None], chosen, 20), top_logprobs_reference(logits[None], chosen, 20), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("top_k", [1, 1001])
+def test_tokens_that_tie_after_the_division_are_kept_together(device: str, top_k: int) -> None:
+    """Two neighbouring fp32 numbers can have the same quotient. All logits here are such pairs."""
+    temperature = torch.tensor(1.3)
+    one = torch.linspace(1.35, 1.95, 30000)
+    other = one.nextafter(torch.tensor(2.0))
+    pairs = torch.stack((one, other), 1)[one / temperature == other / temperature]
+    assert len(pairs) > 5000  # so that all of them are more than the filters look at after their first pass
+    logits = pairs.flatten().roll(777).to(device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    lowest = find_kept(logits[None], row, filtering(device, 1.3, top_k, 1.0, 0.0), ALL).lowest
+    assert int((logits >= lowest).sum()) == top_k + 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_filters_of_mixed_rows_are_those_of_each_row(device: str) -> None:
     """Rows that need no filter, that settle at once and that do not, in any order and of any dtype."""
     state = make_state(device)._replace(top_p=torch.tensor([1, 1, 1, 0.8, 1, 0.7, 0.95, 0.95], device=device))
