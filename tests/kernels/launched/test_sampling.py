@@ -20,6 +20,7 @@ from penstock.kernels.sampling.sampling_cpu import sample_cpu
 from penstock.kernels.sampling.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.sampling.adjust import adjust_logits
 from penstock.kernels.triton.sampling.filter import find_kept
+from penstock.kernels.triton.sampling.groups import groups_near_top
 from penstock.kernels.triton.sampling.philox import philox_words
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -195,6 +196,27 @@ def test_filters_are_exact_however_the_logits_are_spread(device: str, name: str)
         assert len(kept) == int((z >= kept.min()).sum())  # all that tie
         most, least = (lowest_in_doubles(z, top_k, top_p * share, min_p) for share in (1 + 1e-6, 1 - 1e-6))
         assert most <= float(kept.min()) <= least, (temperature, top_k, top_p, min_p)
+
+
+@triton.jit
+def near_kernel(maxima_ptr, few_ptr, out_ptr, bar_ptr, num_groups, top_ptr, FEW: tl.constexpr, BLOCK: tl.constexpr):
+    bar, groups, mask = groups_near_top(maxima_ptr, few_ptr, num_groups, tl.load(top_ptr), -1e4, FEW, BLOCK)
+    tl.store(bar_ptr, bar)
+    tl.store(out_ptr + tl.arange(0, FEW), tl.where(mask, groups, -1))
+
+
+def test_groups_near_the_top_are_a_known_few(device: str) -> None:
+    """As many as wanted, or up to an eighth less; all finite ones if those are fewer; none if more than wanted tie."""
+    scattered = torch.randn(5000)
+    few_left = torch.full((5000,), -math.inf)
+    few_left[[3, 2047, 2048, 4999]] = torch.tensor([1.0, -3e38, 2.0, 3.0])
+    for maxima, most, least in ((scattered, 128, 112), (few_left, 4, 4), (torch.ones(5000), 0, 0)):
+        few, out = (torch.empty(128, dtype=torch.int32, device=device) for _ in range(2))
+        bar = torch.empty(1, device=device)
+        near_kernel[(1,)](maxima.to(device), few, out, bar, 5000, maxima.max().to(device), FEW=128, BLOCK=8192)
+        groups = out[out >= 0].tolist()
+        assert groups == (maxima >= float(bar)).nonzero().squeeze(1).tolist()
+        assert least <= len(groups) <= most
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
