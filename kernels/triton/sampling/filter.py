@@ -26,6 +26,7 @@ from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.groups import (
     READ_AGAIN,
     block_size,
+    filters_of,
     group_size,
     groups_near_top,
     load_groups,
@@ -82,23 +83,19 @@ def near_top_kernel(
     """Grid (S,): lowest[s], or measure[s] (COUNT or WEIGHT) and between[s] = (least, from, below, top) for the rest."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    has_k = (top_k > 0) & (top_k < vocab) & TOP_K
+    has_any, temperature, min_p, top_k, top_p = filters_of(row, vocab, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr)
+    has_k = (top_k > 0) & TOP_K
     has_p = (top_p < 1.0) & TOP_P
-    has_min = min_p > 0.0
     line = logits_ptr + s * stride_logits
     lowest = tl.full([], float("-inf"), dtype=tl.float32)
     measure = tl.full([], 0, dtype=tl.int32)
-    if (temperature > 0.0) & (has_k | has_p | has_min):
+    if has_any:
         scale = LOG2_E / temperature
         top, total = top_and_total(
             tops_ptr + s * num_blocks, sums_ptr + s * num_blocks, num_blocks, scale, BLOCK_BLOCKS
         )
         is_sound = total < float("inf")  # not with NaN, infinity, or nothing left
-        if has_min & is_sound:
+        if (min_p > 0.0) & is_sound:
             lowest = least_logit(tl.math.div_rn(top, temperature) + tl.log(min_p), temperature)
         if (has_k | has_p) & is_sound:
             least = tl.maximum(lowest, -LARGEST)
@@ -283,7 +280,7 @@ class Kept(NamedTuple):
     """What may be drawn of each row, in logits before the temperature."""
 
     lowest: Tensor  # fp32 [S], the least that may be drawn; all above it may be, too
-    tops: Tensor  # fp32 [S, blocks], the largest of each block; undefined for greedy rows
+    tops: Tensor  # fp32 [S, blocks], the largest of each block; undefined for rows without filters
 
 
 def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Kept:
@@ -296,7 +293,7 @@ def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Samplin
 
     block, group = block_size(vocab), group_size(vocab)
     num_groups, num_blocks = ceil_div(vocab, group), ceil_div(vocab, block)
-    scanned = scan(logits, rows, state.temperature)
+    scanned = scan(logits, rows, state)
     few_groups = min(READ_AGAIN // group, next_power_of_two(num_groups))
     few = scratch(num_samples, few_groups, dtype=torch.int32)
     lowest, measure = scratch(num_samples), scratch(num_samples, dtype=torch.int32)

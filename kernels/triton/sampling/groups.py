@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.sampling.sampling_state import SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.search import LARGEST, LOG2_E
 
@@ -18,7 +19,7 @@ READ_AGAIN = 4096
 
 
 class Scan(NamedTuple):
-    """All fp32; undefined for rows whose temperature is 0."""
+    """All fp32; undefined for rows without filters, if those were asked for."""
 
     maxima: Tensor  # [S, groups]
     tops: Tensor  # [S, blocks], the largest of each block
@@ -36,17 +37,43 @@ def group_size(vocab: int) -> int:
 
 
 @triton.jit
+def filters_of(row, vocab, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr):
+    """(has any, temperature, min_p, top_k, top_p) of a row; 0, 0 and 1 are off, and greedy rows have none."""
+    temperature = tl.load(temperature_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_k = tl.where(top_k < vocab, top_k, 0)
+    top_p = tl.load(top_p_ptr + row)
+    has_any = (temperature > 0.0) & ((min_p > 0.0) | (top_k > 0) | (top_p < 1.0))
+    return has_any, temperature, min_p, top_k, top_p
+
+
+@triton.jit
 def scan_kernel(
-    logits_ptr, rows_ptr, temperature_ptr, maxima_ptr, tops_ptr, sums_ptr, vocab, num_groups, stride_logits,
-    TEMPERED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    rows_ptr,
+    temperature_ptr,
+    min_p_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    maxima_ptr,
+    tops_ptr,
+    sums_ptr,
+    vocab,
+    num_groups,
+    stride_logits,
+    FILTER: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Grid (ceil(V / BLOCK), S)."""
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
     temperature = 1.0
-    if TEMPERED:
-        temperature = tl.load(temperature_ptr + tl.load(rows_ptr + s).to(tl.int64))
-        if temperature <= 0.0:
+    if FILTER:
+        row = tl.load(rows_ptr + s).to(tl.int64)
+        has_any, temperature, _, _, _ = filters_of(row, vocab, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr)
+        if not has_any:
             return
     ids = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -60,8 +87,8 @@ def scan_kernel(
     tl.store(sums_ptr + slot, tl.sum(tl.exp2((x - safe) * (LOG2_E / temperature)), 0))
 
 
-def scan(logits: Tensor, rows: Tensor | None = None, temperature: Tensor | None = None) -> Scan:
-    """Of logits [S, V]; `temperature` [R] is that of each row of the state, and 1 if it is not given."""
+def scan(logits: Tensor, rows: Tensor | None = None, state: SamplingState | None = None) -> Scan:
+    """Of logits [S, V]; with a state, only of the rows that have filters, and at their temperature."""
     num_samples, vocab = logits.shape
     block, group = block_size(vocab), group_size(vocab)
     num_groups, num_blocks = ceil_div(vocab, group), ceil_div(vocab, block)
@@ -71,9 +98,10 @@ def scan(logits: Tensor, rows: Tensor | None = None, temperature: Tensor | None 
             for size in (num_groups, num_blocks, num_blocks)
         )
     )
+    filters = (state.temperature, state.min_p, state.top_k, state.top_p) if state is not None else (None,) * 4
     scan_kernel[(num_blocks, num_samples)](
-        logits, rows, temperature, *out, vocab, num_groups, logits.stride(0),
-        TEMPERED=temperature is not None, GROUP=group, BLOCK=block, num_warps=4,
+        logits, rows, *filters, *out, vocab, num_groups, logits.stride(0),
+        FILTER=state is not None, GROUP=group, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -58,7 +58,7 @@ def draw_kernel(
     slot = s * tl.num_programs(0) + block
     if FILTER:
         lowest = tl.load(lowest_ptr + s)
-        # What `scan_kernel` left for a greedy row may be anything, and so is not below minus infinity.
+        # For a row without filters, that may be any number; none is below minus infinity.
         if tl.load(scanned_ptr + slot) < lowest:
             tl.store(top_ptr + slot, float("-inf"))
             return
