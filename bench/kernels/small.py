@@ -1,7 +1,7 @@
 """Cases of the kernels besides attention: each names the fewest bytes it can move and the calls to time."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -46,27 +46,40 @@ def kv_write_cases(dry: bool) -> list[Case]:
 
 
 def sampling_cases(dry: bool) -> list[Case]:
-    """fp32 logits of 151,936 tokens: greedy, plain temperature, the usual filters, penalties, log-probabilities."""
-    kinds = {
-        "greedy": SamplingNeeds(),
-        "temperature": SamplingNeeds(random=True),
-        "top-k 20, top-p 0.95": SamplingNeeds(random=True, top_k=True, top_p=True),
-        "top-p 0.95": SamplingNeeds(random=True, top_p=True),
-        "penalties": SamplingNeeds(random=True, penalties=True),
-    }
+    """fp32 logits of 151,936 tokens: greedy, plain temperature, filters, penalties, log-probabilities.
+
+    Standard normal logits are flat for a model: at temperature 0.6, top-p 0.95 keeps half of the vocabulary. Those
+    called peaked are four times as far apart, and it keeps a few tokens.
+    """
     out = []
     vocab = 97 if dry else 151936
     for rows in (2,) if dry else (1, 64, 256):
-        logits = _rotate((rows, vocab), dry, torch.float32)
-        for name, needs in kinds.items():
-            state = _state(rows, vocab, dry, top_k=20 if needs.top_k else 0)
+        flat = _rotate((rows, vocab), dry, torch.float32)
+        peaked, equal = 4 * flat, torch.ones_like(flat)
+        top_p = SamplingNeeds(random=True, top_p=True)
+        both = top_p._replace(top_k=True)
+        few = torch.where(torch.arange(rows, device=flat.device) % 8 == 0, 0.95, 1.0)
+        kinds: list[tuple[str, Tensor, SamplingNeeds, dict[str, float | Tensor]]] = [
+            ("greedy", flat, SamplingNeeds(), {}),
+            ("temperature", flat, SamplingNeeds(random=True), {}),
+            ("top-k 20, top-p 0.95", flat, both, {"top_k": 20}),
+            ("top-k 1000", flat, both, {"top_k": 1000, "top_p": 1.0}),
+            ("top-p 0.95", flat, top_p, {}),
+            ("top-p 0.95, peaked", peaked, top_p, {}),
+            ("top-p 0.95, all equal", equal, top_p, {}),
+            ("top-p 0.95, peaked, one row of eight", peaked, top_p, {"top_p": few}),
+            ("min-p 0.05", flat, SamplingNeeds(random=True, min_p=True), {"min_p": 0.05}),
+            ("penalties", flat, SamplingNeeds(random=True, penalties=True), {}),  # it changes the logits, so it is last
+        ]
+        for name, logits, needs, parameters in kinds:
+            state = _state(rows, vocab, dry, parameters)
             at = torch.arange(rows, device=logits.device)
             positions = torch.full_like(at, 30)
             calls: Calls = [functools.partial(sample, part, at, positions, state, needs) for part in logits]
             out.append(Case(f"{name}, S={rows}", logits[0].numel() * 4, calls))
-        chosen = torch.zeros(rows, dtype=torch.int32, device=logits.device)
-        calls = [functools.partial(top_logprobs, part, chosen, 20) for part in logits]
-        out.append(Case(f"20 log-probabilities, S={rows}", logits[0].numel() * 4, calls))
+        chosen = torch.zeros(rows, dtype=torch.int32, device=flat.device)
+        calls = [functools.partial(top_logprobs, part, chosen, 20) for part in flat]
+        out.append(Case(f"20 log-probabilities, S={rows}", flat[0].numel() * 4, calls))
     return out
 
 
@@ -152,18 +165,21 @@ def _mixture(x: Tensor, logits: Tensor, routing: Routing, gate_up: Tensor, down:
     return sum_of_experts(grouped_linear(rows, grouped, down), grouped, weights)
 
 
-def _state(rows: int, vocab: int, dry: bool, top_k: int) -> SamplingState:
+def _state(rows: int, vocab: int, dry: bool, parameters: Mapping[str, float | Tensor]) -> SamplingState:
     device = _device(dry)
 
     def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full((rows,), value, dtype=dtype, device=device)
 
-    return SamplingState(
+    state = SamplingState(
         temperature=column(0.6), top_p=column(0.95), min_p=column(0.0), repetition_penalty=column(1.1),
         presence_penalty=column(0.5), frequency_penalty=column(0.2), seed=column(7, torch.int64),
-        top_k=column(top_k, torch.int64), min_tokens=column(0, torch.int64), num_prompt_tokens=column(10, torch.int64),
+        top_k=column(0, torch.int64), min_tokens=column(0, torch.int64), num_prompt_tokens=column(10, torch.int64),
         token_ids=torch.randint(0, vocab, (rows, 64), dtype=torch.int32, device=device),
         stop_ids=torch.full((rows, 1), -1, dtype=torch.int32, device=device),
         bias_ids=torch.full((rows, 1), -1, dtype=torch.int32, device=device),
         bias_values=torch.zeros(rows, 1, device=device),
     )  # fmt: skip
+    for name, value in parameters.items():
+        getattr(state, name).copy_(torch.as_tensor(value))
+    return state

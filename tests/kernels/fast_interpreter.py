@@ -8,6 +8,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from penstock.kernels.triton.sampling.sampling import larger_or_nan
+from penstock.kernels.triton.sampling.search import sum_least_most
 
 
 def speed_up_interpreter() -> None:
@@ -44,6 +45,8 @@ def _reduce_in_numpy() -> None:
     def reduce(self: interpreter.ReduceOps, input: Any) -> Any:
         if self.combine_fn is larger_or_nan:
             return self.min_max(input[0], val_reduce_op=np.max)
+        if self.combine_fn is sum_least_most:
+            return self.sum(input[0]), self.min_max(input[1], np.min), self.min_max(input[2], np.max)
         return apply_impl(self, input)
 
     interpreter.ReduceOps.apply_impl = reduce

@@ -59,7 +59,8 @@ def penalised(row, repetition_ptr, presence_ptr, frequency_ptr):
 
 
 @triton.jit
-def count_kernel(
+def penalty_kernel(
+    logits_ptr,
     counts_ptr,
     rows_ptr,
     positions_ptr,
@@ -69,55 +70,46 @@ def count_kernel(
     presence_ptr,
     frequency_ptr,
     vocab,
+    stride_logits,
     stride_ids,
+    STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (S, programs per row): count each known token of the rows with penalties."""
+    """Grid (S, programs per row), over the known tokens of the rows with penalties, in three launches.
+
+    "clear" zeroes their words, and "count" counts them. At "apply" the first of equal tokens takes the word away, and
+    applies repetition over prompt and output, presence and frequency over output. The rest of the vocabulary is not
+    touched.
+    """
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
-    wanted, _, _, _ = penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
-    if not wanted:
+    repetition = tl.load(repetition_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    if (repetition == 1.0) & (presence == 0.0) & (frequency == 0.0):
         return
     known = tl.load(positions_ptr + s).to(tl.int32)
     num_prompt = tl.load(num_prompt_ptr + row).to(tl.int32)
-    line = counts_ptr + s * vocab
-    step = tl.num_programs(1) * BLOCK
-    for done in tl.range(tl.program_id(1) * BLOCK, known, step):
+    for done in tl.range(tl.program_id(1) * BLOCK, known, tl.num_programs(1) * BLOCK):
         at = done + tl.arange(0, BLOCK)
-        ids = tl.load(token_ids_ptr + row * stride_ids + at, mask=at < known, other=0)
-        prompt = (at < known) & (at < num_prompt)
-        output = (at < known) & (at >= num_prompt)
-        tl.atomic_or(line + ids, tl.full([BLOCK], PROMPT_BIT, dtype=tl.int32), mask=prompt, sem="relaxed")
-        tl.atomic_add(line + ids, tl.full([BLOCK], 1, dtype=tl.int32), mask=output, sem="relaxed")
-
-
-@triton.jit
-def penalty_kernel(
-    logits_ptr,
-    counts_ptr,
-    rows_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
-    vocab,
-    stride_logits,
-    BLOCK: tl.constexpr,
-):
-    """Grid (S, ceil(V / BLOCK)): repetition over prompt and output, presence and frequency over output."""
-    s = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + s).to(tl.int64)
-    wanted, repetition, presence, frequency = penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
-    if not wanted:
-        return
-    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = ids < vocab
-    x = tl.load(logits_ptr + s * stride_logits + ids, mask=mask, other=0.0)
-    word = tl.load(counts_ptr + s * vocab + ids, mask=mask, other=0)
-    repeated = tl.where(x > 0, tl.math.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
-    x = tl.where(word != 0, repeated, x)
-    count = (word & (PROMPT_BIT - 1)).to(tl.float32)
-    x -= count * frequency + tl.where(count > 0, presence, 0.0)
-    tl.store(logits_ptr + s * stride_logits + ids, x, mask=mask)
+        is_known = at < known
+        ids = tl.load(token_ids_ptr + row * stride_ids + at, mask=is_known, other=0)
+        words = counts_ptr + s * vocab + ids
+        zero = tl.zeros([BLOCK], dtype=tl.int32)
+        if STEP == "clear":
+            tl.store(words, zero, mask=is_known)
+        elif STEP == "count":
+            tl.atomic_or(words, zero + PROMPT_BIT, mask=is_known & (at < num_prompt), sem="relaxed")
+            tl.atomic_add(words, zero + 1, mask=is_known & (at >= num_prompt), sem="relaxed")
+        else:
+            word = tl.atomic_xchg(words, zero, mask=is_known, sem="relaxed")
+            is_first = is_known & (word != 0)
+            logits = logits_ptr + s * stride_logits + ids
+            x = tl.load(logits, mask=is_first, other=0.0)
+            x = tl.where(x > 0, tl.math.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+            count = (word & (PROMPT_BIT - 1)).to(tl.float32)
+            x -= count * frequency + tl.where(count > 0, presence, 0.0)
+            tl.store(logits, x, mask=is_first)
 
 
 def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> None:
@@ -132,14 +124,12 @@ def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: Sampli
             BLOCK_BIAS=next_power_of_two(num_bias), BLOCK_STOP=next_power_of_two(num_stop), num_warps=4,
         )  # fmt: skip
     if needs.penalties:
-        counts = torch.zeros((num_samples, vocab), dtype=torch.int32, device=logits.device)
-        penalties = (state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
+        counts = torch.empty((num_samples, vocab), dtype=torch.int32, device=logits.device)
         block = 1024
         per_row = min(16, ceil_div(state.token_ids.shape[1], block))
-        count_kernel[(num_samples, per_row)](
-            counts, rows, positions, state.token_ids, state.num_prompt_tokens, *penalties, vocab,
-            state.token_ids.stride(0), BLOCK=block, num_warps=4,
-        )  # fmt: skip
-        penalty_kernel[(num_samples, ceil_div(vocab, block))](
-            logits, counts, rows, *penalties, vocab, logits.stride(0), BLOCK=block, num_warps=4
-        )
+        for step in ("clear", "count", "apply"):
+            penalty_kernel[(num_samples, per_row)](
+                logits, counts, rows, positions, state.token_ids, state.num_prompt_tokens, state.repetition_penalty,
+                state.presence_penalty, state.frequency_penalty, vocab, logits.stride(0), state.token_ids.stride(0),
+                STEP=step, BLOCK=block, num_warps=4,
+            )  # fmt: skip

@@ -1,6 +1,6 @@
 """min-p, top-k and top-p as one threshold per row, found without sorting and exact however the logits are distributed.
 
-1. `scan_kernel` reads the logits: the maximum of each group of 32 tokens, and the weight of each block, which is the
+1. `scan_kernel` reads the logits: the maximum of each group of tokens, and the weight of each block, which is the
    sum of exp(logit / temperature).
 2. `near_top_kernel` reads the few groups with the largest maxima. They hold all tokens above some value, and mostly
    those are enough to find the threshold. If not, it guesses from a sample of the row between which two values the
@@ -14,6 +14,8 @@ Everything is compared as raw logits, because division by a temperature keeps th
 the division are kept together, since the last step takes the least logit with the same quotient.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +23,16 @@ from torch import Tensor
 
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
+from penstock.kernels.triton.sampling.groups import (
+    READ_AGAIN,
+    block_size,
+    filters_of,
+    group_size,
+    groups_near_top,
+    load_groups,
+    scan,
+    top_and_total,
+)
 from penstock.kernels.triton.sampling.search import (
     LARGEST,
     LOG2_E,
@@ -33,76 +45,11 @@ from penstock.kernels.triton.sampling.search import (
     with_ties,
 )
 
-GROUP = 32
-"""Tokens with one maximum: their logits are one line of the cache."""
-FEW_GROUPS = 128
-"""How many groups are read again: those with the largest maxima, or those of the sample."""
 MOST_CANDIDATES = 8192
 """How many tokens `settle_kernel` can take between the two values."""
 
 COUNT: tl.constexpr = tl.constexpr(1)
 WEIGHT: tl.constexpr = tl.constexpr(2)
-
-
-@triton.jit
-def scan_kernel(
-    logits_ptr, rows_ptr, temperature_ptr, maxima_ptr, tops_ptr, sums_ptr, vocab, num_groups, stride_logits,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Grid (ceil(V / BLOCK), S): maxima of groups; of the block, the maximum and the sum of exp((x - it) / T)."""
-    block = tl.program_id(0)
-    s = tl.program_id(1).to(tl.int64)
-    temperature = tl.load(temperature_ptr + tl.load(rows_ptr + s).to(tl.int64))
-    if temperature <= 0.0:
-        return
-    ids = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    maxima = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    tl.store(maxima_ptr + s * num_groups + group, maxima, mask=group < num_groups)
-    top = tl.max(maxima, 0)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    slot = s * tl.num_programs(0) + block
-    tl.store(tops_ptr + slot, top)
-    tl.store(sums_ptr + slot, tl.sum(tl.exp2((x - safe) * (LOG2_E / temperature)), 0))
-
-
-@triton.jit
-def load_groups(line, groups, mask, vocab, GROUP: tl.constexpr):
-    """fp32 [groups, GROUP]: their logits; minus infinity where there are none."""
-    ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return tl.load(line + ids, mask=mask[:, None] & (ids < vocab), other=float("-inf")).to(tl.float32)
-
-
-@triton.jit
-def bar_of_few(maxima, top, temperature, FEW: tl.constexpr):
-    """A value which at most FEW of the maxima reach, and rather not less than half as many; infinity if there is none.
-
-    If there are only so many finite ones, it is the lowest fp32 number.
-    """
-    num = tl.sum(tl.where(maxima > float("-inf"), 1, 0), 0)
-    bar = tl.full([], -LARGEST, dtype=tl.float32)
-    if num > FEW:
-        bar = top
-        num = tl.sum(tl.where(maxima >= bar, 1, 0), 0)
-        if num > FEW:
-            bar = float("inf")
-        # Further down, weights are zero in fp32.
-        low = tl.maximum(top - 150.0 * temperature, tl.min(tl.where(maxima > float("-inf"), maxima, top), 0))
-        going = num < FEW // 2
-        if tl.sum(tl.where(maxima >= low, 1, 0), 0) <= FEW:
-            bar = low
-            going = False
-        while going:
-            middle = 0.5 * low + 0.5 * bar
-            going = (middle > low) & (middle < bar)
-            num = tl.sum(tl.where(maxima >= middle, 1, 0), 0)
-            if num > FEW:
-                low = middle
-            else:
-                bar = middle
-                going = going & (num < FEW // 2)
-    return bar
 
 
 @triton.jit
@@ -136,40 +83,29 @@ def near_top_kernel(
     """Grid (S,): lowest[s], or measure[s] (COUNT or WEIGHT) and between[s] = (least, from, below, top) for the rest."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    has_k = (top_k > 0) & (top_k < vocab) & TOP_K
+    has_any, temperature, min_p, top_k, top_p = filters_of(row, vocab, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr)
+    has_k = (top_k > 0) & TOP_K
     has_p = (top_p < 1.0) & TOP_P
-    has_min = min_p > 0.0
     line = logits_ptr + s * stride_logits
     lowest = tl.full([], float("-inf"), dtype=tl.float32)
     measure = tl.full([], 0, dtype=tl.int32)
-    if (temperature > 0.0) & (has_k | has_p | has_min):
+    if has_any:
         scale = LOG2_E / temperature
-        blocks = tl.arange(0, BLOCK_BLOCKS)
-        tops = tl.load(tops_ptr + s * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-        sums = tl.load(sums_ptr + s * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
-        top = tl.max(tops, 0)
-        total = tl.sum(sums * tl.exp2((tops - top) * scale), 0)
+        top, total = top_and_total(
+            tops_ptr + s * num_blocks, sums_ptr + s * num_blocks, num_blocks, scale, BLOCK_BLOCKS
+        )
         is_sound = total < float("inf")  # not with NaN, infinity, or nothing left
-        if has_min & is_sound:
+        if (min_p > 0.0) & is_sound:
             lowest = least_logit(tl.math.div_rn(top, temperature) + tl.log(min_p), temperature)
         if (has_k | has_p) & is_sound:
             least = tl.maximum(lowest, -LARGEST)
             k = top_k.to(tl.float32)
-            groups = tl.arange(0, BLOCK_GROUPS)
-            maxima = tl.load(maxima_ptr + s * num_groups + groups, mask=groups < num_groups, other=float("-inf"))
-            bar = bar_of_few(maxima, top, temperature, FEW)
-            is_near = maxima >= bar
-            at = tl.cumsum(tl.where(is_near, 1, 0), 0) - 1
-            tl.store(few_ptr + s * FEW + at, groups, mask=is_near)
-            tl.debug_barrier()
-            few = tl.arange(0, FEW)
-            near = few < tl.sum(tl.where(is_near, 1, 0), 0)
-            x = load_groups(line, tl.load(few_ptr + s * FEW + few, mask=near, other=0), near, vocab, GROUP)
-            x = tl.reshape(x, [FEW * GROUP])
+            # Where weights are zero in fp32, more tokens are of no use.
+            useful = top - 150.0 * temperature
+            bar, groups, mask = groups_near_top(
+                maxima_ptr + s * num_groups, few_ptr + s * FEW, num_groups, top, useful, FEW, BLOCK_GROUPS
+            )
+            x = load_groups(line, groups, mask, vocab, GROUP)
             has_all = least >= bar
             reached = tl.maximum(least, bar)
             x = tl.where(x >= reached, x, float("-inf"))
@@ -191,13 +127,13 @@ def near_top_kernel(
                 else:
                     measure = WEIGHT
             if measure != 0:
-                few_of_all = (few.to(tl.int64) * num_groups // FEW).to(tl.int32)
-                x = tl.reshape(load_groups(line, few_of_all, few < FEW, vocab, GROUP), [FEW * GROUP])
+                few = tl.arange(0, FEW)
+                x = load_groups(line, (few.to(tl.int64) * num_groups // FEW).to(tl.int32), few < FEW, vocab, GROUP)
                 x = tl.where(x >= least, x, float("-inf"))
                 is_weight = (measure == WEIGHT).to(tl.float32)  # 0 makes the weight of each token 1
                 weights = tl.where(x > float("-inf"), tl.exp2((x - top) * (scale * is_weight)), 0.0)
                 in_sample = tl.sum(weights, 0)
-                share = (FEW * GROUP) / (num_groups * GROUP).to(tl.float32)
+                share = FEW / (1.0 * num_groups)  # of the row's tokens
                 # What is below the threshold of top-p are many light tokens, so the sample tells it best.
                 goal = tl.where(lowest == float("-inf"), in_sample - (1.0 - top_p) * total * share, top_p * in_sample)
                 goal = tl.where(measure == COUNT, k * share, goal)
@@ -340,36 +276,38 @@ def settle_kernel(
         tl.store(lowest_ptr + s, with_ties(lowest, temperature))
 
 
-def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """fp32 [S]: the least logit of each row, before the temperature, that may be drawn; all above it may be, too."""
+class Kept(NamedTuple):
+    """What may be drawn of each row, in logits before the temperature."""
+
+    lowest: Tensor  # fp32 [S], the least that may be drawn; all above it may be, too
+    tops: Tensor  # fp32 [S, blocks], the largest of each block; undefined for rows without filters
+
+
+def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Kept:
+    """The filters' thresholds; arguments as in `sampling.sample`, after the edits of logits."""
     num_samples, vocab = logits.shape
     device = logits.device
 
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    block = min(2048, max(GROUP, next_power_of_two(vocab)))
-    num_groups, num_blocks = ceil_div(vocab, GROUP), ceil_div(vocab, block)
-    maxima = scratch(num_samples, num_groups)
-    tops, sums = scratch(num_samples, num_blocks), scratch(num_samples, num_blocks)
-    scan_kernel[(num_blocks, num_samples)](
-        logits, rows, state.temperature, maxima, tops, sums, vocab, num_groups, logits.stride(0),
-        GROUP=GROUP, BLOCK=block, num_warps=4,
-    )  # fmt: skip
-    few_groups = min(FEW_GROUPS, next_power_of_two(num_groups))
+    block, group = block_size(vocab), group_size(vocab)
+    num_groups, num_blocks = ceil_div(vocab, group), ceil_div(vocab, block)
+    scanned = scan(logits, rows, state)
+    few_groups = min(READ_AGAIN // group, next_power_of_two(num_groups))
     few = scratch(num_samples, few_groups, dtype=torch.int32)
     lowest, measure = scratch(num_samples), scratch(num_samples, dtype=torch.int32)
     between, num_candidates = scratch(num_samples, 4), scratch(num_samples, dtype=torch.int32)
     # Three variants are compiled instead of seven, because a filter that no row needs is skipped on the device.
     top_k = needs.top_k or needs.top_p
     near_top_kernel[(num_samples,)](
-        logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, maxima, tops, sums, few, lowest,
+        logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, *scanned, few, lowest,
         measure, between, num_candidates, vocab, num_groups, num_blocks, MOST_CANDIDATES, logits.stride(0),
-        TOP_K=top_k, TOP_P=needs.top_p, GROUP=GROUP, FEW=few_groups, BLOCK_GROUPS=next_power_of_two(num_groups),
-        BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
+        TOP_K=top_k, TOP_P=needs.top_p, GROUP=group, FEW=few_groups, BLOCK_GROUPS=next_power_of_two(num_groups),
+        BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=8,
     )  # fmt: skip
     if not top_k or num_groups <= few_groups:
-        return lowest
+        return Kept(lowest, scanned.tops)
     reached, candidates = scratch(num_samples, num_blocks, 3), scratch(num_samples, MOST_CANDIDATES)
     weigh_kernel[(min(num_blocks, max(4, ceil_div(1024, num_samples))), num_samples)](
         logits, rows, state.temperature, measure, between, reached, num_candidates, candidates, vocab, num_blocks,
@@ -380,4 +318,4 @@ def lowest_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sampl
         candidates, lowest, vocab, num_blocks, logits.stride(0),
         TOP_P=needs.top_p, MOST=MOST_CANDIDATES, BLOCK=4096, BLOCK_BLOCKS=next_power_of_two(num_blocks), num_warps=16,
     )  # fmt: skip
-    return lowest
+    return Kept(lowest, scanned.tops)

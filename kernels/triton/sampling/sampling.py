@@ -12,7 +12,8 @@ from torch import Tensor
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import lowest_kept
+from penstock.kernels.triton.sampling.filter import Kept, find_kept
+from penstock.kernels.triton.sampling.groups import block_size
 from penstock.kernels.triton.sampling.philox import gumbel, rough_exponential, token_words, word_of
 from penstock.kernels.triton.sampling.search import LOG2_E
 
@@ -37,6 +38,7 @@ def draw_kernel(
     temperature_ptr,
     seed_ptr,
     lowest_ptr,
+    scanned_ptr,
     top_ptr,
     best_id_ptr,
     vocab,
@@ -53,30 +55,48 @@ def draw_kernel(
     s = tl.program_id(1).to(tl.int64)
     first = block * BLOCK
     ids = first + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + s * stride_logits + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    slot = s * tl.num_programs(0) + block
     if FILTER:
-        x = tl.where(x < tl.load(lowest_ptr + s), float("-inf"), x)
+        lowest = tl.load(lowest_ptr + s)
+        # For a row without filters, that may be any number; none is below minus infinity.
+        if tl.load(scanned_ptr + slot) < lowest:
+            tl.store(top_ptr + slot, float("-inf"))
+            return
+    line = logits_ptr + s * stride_logits
+    x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    if FILTER:
+        x = tl.where(x < lowest, float("-inf"), x)
     top = tl.reduce(x, 0, larger_or_nan)
     temperature = 0.0
     row = tl.load(rows_ptr + s).to(tl.int64)
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
-    if (temperature > 0.0) & (tl.abs(top) < float("inf")):  # blocks that the filters have emptied need no noise
-        words = token_words(tl.load(seed_ptr + row), tl.load(positions_ptr + s), first // 4, BLOCK)
-        scale = LOG2_E / temperature
+    scale = LOG2_E / tl.where(temperature > 0.0, temperature, 1.0)
+    # Beside a quotient that overflows, noise makes no difference.
+    if (temperature > 0.0) & (tl.abs(top * scale) < float("inf")):
+        seed = tl.load(seed_ptr + row)
+        position = tl.load(positions_ptr + s)
+        words = token_words(seed, position, first // 4, BLOCK)
         rough = rough_exponential(words) * tl.exp2(top * scale - x * scale)
         # Twice the error of the polynomial, and that of rounding logits / temperature.
         limit = tl.min(rough, 0) * (1.001 + 1e-6 * tl.abs(top * scale))
-        # If there is one, the sum tells its place in the block. There is none only if logits / temperature overflow.
+        # The sum of one is its place in the block. That of more has a higher bit.
         sum_of_near = tl.sum(tl.where(rough <= limit, BLOCK + tl.arange(0, BLOCK), 0), 0)
         best_id = first + sum_of_near - BLOCK
-        if (sum_of_near < BLOCK) | (sum_of_near >= 2 * BLOCK):
-            exact = tl.where(rough > limit, float("-inf"), score(x, words, temperature))
-            best_id = tl.min(tl.where(exact == tl.max(exact, 0), ids, vocab), 0)
+        if sum_of_near >= 2 * BLOCK:
+            best = tl.full([], float("-inf"), dtype=tl.float32)
+            near_id = tl.min(tl.where(rough <= limit, ids, vocab), 0)
+            best_id = near_id
+            while near_id < vocab:
+                near_x = tl.load(line + near_id).to(tl.float32)
+                near_score = score(near_x, word_of(seed, position, near_id), temperature)
+                best_id = tl.where(near_score > best, near_id, best_id)
+                best = tl.maximum(best, near_score)
+                near_id = tl.min(tl.where((rough <= limit) & (ids > near_id), ids, vocab), 0)
     else:
         best_id = tl.min(tl.where(x == top, ids, vocab), 0)
-    tl.store(top_ptr + s * tl.num_programs(0) + block, top)
-    tl.store(best_id_ptr + s * tl.num_programs(0) + block, best_id)
+    tl.store(top_ptr + slot, top)
+    tl.store(best_id_ptr + slot, best_id)
 
 
 @triton.jit
@@ -98,7 +118,8 @@ def pick_kernel(
 ):
     """Grid (S,): the best of the winners of a row's blocks; of equal scores, the lowest id.
 
-    A largest logit of NaN or plus infinity gives -1, and minus infinity gives -2. Then the table gets token 0.
+    NaN among the logits, or a best score of plus infinity, gives -1, and one of minus infinity -2. Then the table gets
+    token 0.
     """
     s = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -111,13 +132,13 @@ def pick_kernel(
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0.0:
-            wins = tl.abs(tops) < float("inf")
-            x = tl.load(logits_ptr + s * stride_logits + ids, mask=wins, other=float("-inf")).to(tl.float32)
+            has_any = tops > float("-inf")
+            x = tl.load(logits_ptr + s * stride_logits + ids, mask=has_any, other=float("-inf")).to(tl.float32)
             scores = score(x, word_of(tl.load(seed_ptr + row), position, ids), temperature)
     best = tl.max(scores, 0)
     drawn = tl.min(tl.where(scores == best, ids, 2147483647), 0)
-    is_finite = (top > float("-inf")) & (top < float("inf")) & (best < float("inf"))
-    drawn = tl.where(is_finite, drawn, tl.where(top == float("-inf"), -2, -1))
+    drawn = tl.where(best == float("-inf"), -2, drawn)
+    drawn = tl.where((best == float("inf")) | (top != top), -1, drawn)
     tl.store(out_ptr + s, drawn)
     tl.store(token_ids_ptr + row * stride_ids + position, tl.maximum(drawn, 0))
 
@@ -139,13 +160,14 @@ def sample_triton(
         logits = logits.float()
         adjust_logits(logits, rows, positions, state, needs)
     filtered = needs.random and (needs.min_p or needs.top_k or needs.top_p)
-    lowest = lowest_kept(logits, rows, state, needs) if filtered else state.temperature
-    block = min(2048, max(16, next_power_of_two(vocab)))
+    kept = find_kept(logits, rows, state, needs) if filtered else Kept(state.temperature, state.temperature)
+    block = block_size(vocab)
     num_blocks = ceil_div(vocab, block)
     tops = torch.empty((num_samples, num_blocks), dtype=torch.float32, device=logits.device)
     best_ids = torch.empty((num_samples, num_blocks), dtype=torch.int32, device=logits.device)
     draw_kernel[(num_blocks, num_samples)](
-        logits, rows, positions, state.temperature, state.seed, lowest, tops, best_ids, vocab, logits.stride(0),
+        logits, rows, positions, state.temperature, state.seed, kept.lowest, kept.tops, tops, best_ids, vocab,
+        logits.stride(0),
         RANDOM=needs.random, FILTER=filtered, BLOCK=block, num_warps=4,
     )  # fmt: skip
     pick_kernel[(num_samples,)](

@@ -31,6 +31,12 @@ def middle_of(lo, hi):
 
 
 @triton.jit
+def sum_least_most(sum_a, least_a, most_a, sum_b, least_b, most_b):
+    """Three reductions for the latency of one."""
+    return sum_a + sum_b, tl.minimum(least_a, least_b), tl.maximum(most_a, most_b)
+
+
+@triton.jit
 def largest_reaching(x, weights, goal, lo, hi):
     """The largest value v, with a key in [lo, hi), such that the weights of all x >= v reach `goal`.
 
@@ -39,13 +45,13 @@ def largest_reaching(x, weights, goal, lo, hi):
     while lo + 1 < hi:
         key = middle_of(lo, hi)
         is_above = x >= value_of(key)
-        reached = tl.sum(tl.where(is_above, weights, 0), 0)
+        above = tl.where(is_above, x, float("inf"))
+        below = tl.where(is_above, float("-inf"), x)
+        reached, least, most = tl.reduce((tl.where(is_above, weights, 0), above, below), 0, sum_least_most)
         # No token lies between the pivot and its neighbours. (-0.0 has a key of its own, so the pivot is a limit.)
-        next_above = key_of(tl.min(tl.where(is_above, x, float("inf")), 0))
-        next_below = key_of(tl.max(tl.where(is_above, float("-inf"), x), 0))
         is_reached = reached >= goal
-        lo = tl.where(is_reached, tl.maximum(key, next_above), lo)
-        hi = tl.where(is_reached, hi, tl.minimum(key, next_below + 1))
+        lo = tl.where(is_reached, tl.maximum(key, key_of(least)), lo)
+        hi = tl.where(is_reached, hi, tl.minimum(key, key_of(most) + 1))
     return value_of(lo)
 
 

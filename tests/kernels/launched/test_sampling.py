@@ -19,7 +19,8 @@ from penstock.kernels.sampling.sampling import (
 from penstock.kernels.sampling.sampling_cpu import sample_cpu
 from penstock.kernels.sampling.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.sampling.adjust import adjust_logits
-from penstock.kernels.triton.sampling.filter import lowest_kept
+from penstock.kernels.triton.sampling.filter import find_kept
+from penstock.kernels.triton.sampling.groups import groups_near_top
 from penstock.kernels.triton.sampling.philox import philox_words
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -99,7 +100,7 @@ def test_filters_keep_what_the_reference_keeps(device: str, ties: bool) -> None:
     if ties:
         logits = logits.round()
     logits[:, 17] = -math.inf
-    lowest = lowest_kept(logits, rows, state, ALL)
+    lowest = find_kept(logits, rows, state, ALL).lowest
     for s, row in enumerate(rows.tolist()):
         temperature = float(state.temperature[row])
         if temperature == 0:
@@ -110,16 +111,17 @@ def test_filters_keep_what_the_reference_keeps(device: str, ties: bool) -> None:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (VOCAB - 1, 1.0), (0, 0.0), (0, 1e-9), (0, 0.999999), (3, 0.5)])
-def test_filters_at_their_ends(device: str, top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize("vocab", [20, VOCAB])
+def test_filters_at_their_ends(device: str, vocab: int, top_k: int, top_p: float) -> None:
     state = make_state(device, num_rows=1)._replace(
         temperature=torch.ones(1, device=device),
         top_k=torch.tensor([top_k], device=device),
         top_p=torch.tensor([top_p], device=device),
     )
     row = torch.zeros(1, dtype=torch.int64, device=device)
-    for logits in (torch.randn(1, VOCAB, device=device), torch.zeros(1, VOCAB, device=device)):
+    for logits in (torch.randn(1, vocab, device=device), torch.zeros(1, vocab, device=device)):
         logits[0, 5] -= 1e4  # far outliers must not hide the rest from the search
-        kept = (logits[0] >= lowest_kept(logits, row, state, ALL)).nonzero().squeeze(1).tolist()
+        kept = (logits[0] >= find_kept(logits, row, state, ALL).lowest).nonzero().squeeze(1).tolist()
         assert kept == kept_reference(logits[0].tolist(), 0, state)
 
 
@@ -188,12 +190,64 @@ def test_filters_are_exact_however_the_logits_are_spread(device: str, name: str)
     row = torch.zeros(1, dtype=torch.int64, device=device)
     for temperature, top_k, top_p, min_p in FILTERS:
         state = filtering(device, temperature, top_k, top_p, min_p)
-        lowest = lowest_kept(logits[None], row, state, ALL)
+        lowest = find_kept(logits[None], row, state, ALL).lowest
         z = (logits / state.temperature).cpu()
         kept = z[(logits >= lowest).cpu() & (z > -math.inf)]
         assert len(kept) == int((z >= kept.min()).sum())  # all that tie
         most, least = (lowest_in_doubles(z, top_k, top_p * share, min_p) for share in (1 + 1e-6, 1 - 1e-6))
         assert most <= float(kept.min()) <= least, (temperature, top_k, top_p, min_p)
+
+
+@triton.jit
+def near_kernel(maxima_ptr, few_ptr, out_ptr, bar_ptr, num_groups, top_ptr, FEW: tl.constexpr, BLOCK: tl.constexpr):
+    bar, groups, mask = groups_near_top(maxima_ptr, few_ptr, num_groups, tl.load(top_ptr), -1e4, FEW, BLOCK)
+    tl.store(bar_ptr, bar)
+    tl.store(out_ptr + tl.arange(0, FEW), tl.where(mask, groups, -1))
+
+
+def test_groups_near_the_top_are_a_known_few(device: str) -> None:
+    """As many as wanted, or up to an eighth less; all finite ones if those are fewer; none if more than wanted tie."""
+    scattered = torch.randn(5000)
+    few_left = torch.full((5000,), -math.inf)
+    few_left[[3, 2047, 2048, 4999]] = torch.tensor([1.0, -3e38, 2.0, 3.0])
+    for maxima, most, least in ((scattered, 128, 112), (few_left, 4, 4), (torch.ones(5000), 0, 0)):
+        few, out = (torch.empty(128, dtype=torch.int32, device=device) for _ in range(2))
+        bar = torch.empty(1, device=device)
+        near_kernel[(1,)](maxima.to(device), few, out, bar, 5000, maxima.max().to(device), FEW=128, BLOCK=8192)
+        groups = out[out >= 0].tolist()
+        assert groups == (maxima >= float(bar)).nonzero().squeeze(1).tolist()
+        assert least <= len(groups) <= most
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_filters_of_a_large_vocabulary(device: str) -> None:
+    """Of more groups than are looked at at a time."""
+    logits = torch.randn(151936, device=device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    for top_k, top_p in ((50, 1.0), (20, 0.95), (3000, 1.0), (0, 0.9)):
+        lowest = find_kept(logits[None], row, filtering(device, 1.0, top_k, top_p, 0.0), ALL).lowest
+        most, least = (lowest_in_doubles(logits.cpu(), top_k, top_p * share, 0.0) for share in (1 + 1e-6, 1 - 1e-6))
+        assert most <= float(lowest) <= least
+    chosen = torch.tensor([7], device=device)
+    for got, wanted in zip(
+        top_logprobs_triton(logits[None], chosen, 20), top_logprobs_reference(logits[None], chosen, 20), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("top_k", [1, 1001])
+def test_tokens_that_tie_after_the_division_are_kept_together(device: str, top_k: int) -> None:
+    """Two neighbouring fp32 numbers can have the same quotient. All logits here are such pairs."""
+    temperature = torch.tensor(1.3)
+    one = torch.linspace(1.35, 1.95, 30000)
+    other = one.nextafter(torch.tensor(2.0))
+    pairs = torch.stack((one, other), 1)[one / temperature == other / temperature]
+    assert len(pairs) > 5000  # so that all of them are more than the filters look at after their first pass
+    logits = pairs.flatten().roll(777).to(device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    lowest = find_kept(logits[None], row, filtering(device, 1.3, top_k, 1.0, 0.0), ALL).lowest
+    assert int((logits >= lowest).sum()) == top_k + 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -202,8 +256,8 @@ def test_filters_of_mixed_rows_are_those_of_each_row(device: str) -> None:
     state = make_state(device)._replace(top_p=torch.tensor([1, 1, 1, 0.8, 1, 0.7, 0.95, 0.95], device=device))
     rows = torch.tensor([3, 0, 5, 6, 2, 1, 4, 7, 6, 3], device=device)
     logits = torch.stack([SPREAD["flat"] * (1 + s) for s in range(len(rows))]).to(device, torch.bfloat16)
-    together = lowest_kept(logits, rows, state, ALL)
-    alone = [lowest_kept(logits[s : s + 1], rows[s : s + 1], state, ALL) for s in range(len(rows))]
+    together = find_kept(logits, rows, state, ALL).lowest
+    alone = [find_kept(logits[s : s + 1], rows[s : s + 1], state, ALL).lowest for s in range(len(rows))]
     assert torch.equal(together, torch.cat(alone))
     assert torch.isneginf(together[[1, 5]]).all()
     assert torch.isfinite(together[[0, 2, 3, 4, 6, 7, 8, 9]]).all()
@@ -216,8 +270,8 @@ def test_draws_equal_the_cpu_path_however_the_logits_are_spread(device: str, fil
     host = make_state("cpu", LONG)._replace(temperature=torch.tensor([0.0, 1, 0.7, 1.3, 100, 0.9, 1e-3, 0.6]))
     state = SamplingState(*(column.to(device) for column in host))
     rows, positions = rows_and_positions("cpu", 8)
-    for name, line in SPREAD.items():
-        logits = line.repeat(8, 1)
+    for name in ("flat", "two values", "few left, side by side", *(("peaked", "one huge") if filtered else ())):
+        logits = SPREAD[name].repeat(8, 1)
         drawn = sample_triton(logits.to(device), rows.to(device), positions.to(device), state, needs)
         assert drawn.tolist() == sample_cpu(logits, rows, positions, host, needs).tolist(), name
 
@@ -307,3 +361,18 @@ def test_top_logprobs(device: str, vocab: int, num_top: int) -> None:
     expected = top_logprobs_reference(logits, chosen, num_top)
     for got, wanted in zip(top_logprobs_triton(logits, chosen, num_top), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: infinity less infinity
+@pytest.mark.parametrize("name", SPREAD)
+def test_top_logprobs_however_the_logits_are_spread(device: str, name: str) -> None:
+    """The order of equal logits included, and of those that are minus infinity."""
+    logits = torch.stack((SPREAD[name], SPREAD[name].flip(0))).to(device)
+    if name.startswith("few left"):
+        logits[:, : 10007 - 3] = logits[:, 10007 + 3 :] = -math.inf
+        logits[:, [3, 10007]] = torch.tensor([1.0, 2.0], device=device)
+    chosen = torch.tensor([7, LONG - 1], device=device)
+    for num_top in (1, 20):
+        expected = top_logprobs_reference(logits, chosen, num_top)
+        for got, wanted in zip(top_logprobs_triton(logits, chosen, num_top), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
