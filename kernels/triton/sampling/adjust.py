@@ -59,6 +59,18 @@ def penalised(row, repetition_ptr, presence_ptr, frequency_ptr):
 
 
 @triton.jit
+def clear_kernel(counts_ptr, rows_ptr, repetition_ptr, presence_ptr, frequency_ptr, vocab, BLOCK: tl.constexpr):
+    """Grid (S, ceil(V / BLOCK)): no token of the rows with penalties is counted yet."""
+    s = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + s).to(tl.int64)
+    wanted, _, _, _ = penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
+    if not wanted:
+        return
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(counts_ptr + s * vocab + ids, tl.zeros([BLOCK], dtype=tl.int32), mask=ids < vocab)
+
+
+@triton.jit
 def count_kernel(
     counts_ptr,
     rows_ptr,
@@ -132,9 +144,11 @@ def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: Sampli
             BLOCK_BIAS=next_power_of_two(num_bias), BLOCK_STOP=next_power_of_two(num_stop), num_warps=4,
         )  # fmt: skip
     if needs.penalties:
-        counts = torch.zeros((num_samples, vocab), dtype=torch.int32, device=logits.device)
+        # Only the rows with penalties, usually a few, are cleared and read.
+        counts = torch.empty((num_samples, vocab), dtype=torch.int32, device=logits.device)
         penalties = (state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
         block = 1024
+        clear_kernel[(num_samples, ceil_div(vocab, block))](counts, rows, *penalties, vocab, BLOCK=block, num_warps=4)
         per_row = min(16, ceil_div(state.token_ids.shape[1], block))
         count_kernel[(num_samples, per_row)](
             counts, rows, positions, state.token_ids, state.num_prompt_tokens, *penalties, vocab,
