@@ -9,6 +9,7 @@ import zmq
 
 from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.core.config.ranks import Rank
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.handover.offers import Offers, Progress
 from penstock.gpu_worker.handover.pages import described, kv_layers_done
 from penstock.gpu_worker.handover.receiver import Place, Receiver
@@ -34,10 +35,12 @@ Order = OfferKV | WithdrawKV | ReceiveKV | StopReceivingKV
 class Handover:
     """The pages that other workers read from this one, and those that it reads from them."""
 
-    def __init__(self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model) -> None:
+    def __init__(
+        self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model, device: Device
+    ) -> None:
         """Raises ConfigError if the wanted transport or address cannot be used."""
-        keys = channel_keys(config)
-        pool = Pool(kv.blocks, kv.shared)
+        keys, lanes = channel_keys(config), device.lanes()
+        pool = Pool(kv.blocks, kv.shared, None if lanes is None else lanes[1])
         try:
             transports = make_transports(config.parallel.kv_transport, pool)
         except TransportError as error:
@@ -52,7 +55,7 @@ class Handover:
             model.count_layers(counter)
             progress = Progress(counter, kv_layers_done(model.config))
         try:
-            self._offers = Offers(kv.blocks, num_layers, progress, address, self._context, keys)
+            self._offers = Offers(pool, num_layers, progress, address, self._context, keys)
         except zmq.ZMQError as error:
             raise ConfigError(f"--kv-transfer-address {address}: {error.strerror}") from None
         self._receiver = Receiver(kv, transports, Place(self._context, keys, rank.number))

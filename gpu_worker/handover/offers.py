@@ -19,6 +19,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from penstock.gpu_worker.handover.transports.transport import Pool
 from penstock.ipc import sockets
 from penstock.ipc.codec import Codec, MalformedMessage, unpack_int32
 from penstock.ipc.key_file import ChannelKeys
@@ -67,7 +68,7 @@ class Offers:
 
     def __init__(
         self,
-        blocks: Tensor,
+        pool: Pool,
         num_layers: int,
         progress: Progress | None,
         address: str,
@@ -76,14 +77,14 @@ class Offers:
     ) -> None:
         """
         Args:
-            blocks: the pool's, [parts, pages, elements].
+            pool: the pages.
             num_layers: layers in the pool.
             progress: None if layers are not counted.
             address: where to listen; port 0 for any port.
             context: of the socket.
             keys: needed if the address is tcp://.
         """
-        self._blocks = blocks
+        self._pool = pool
         self._num_layers = num_layers
         self._progress = progress
         self._lock = threading.Lock()  # guards all fields below
@@ -224,14 +225,15 @@ class Offers:
 
     def _answer(self, reader: bytes, message: ReadKV) -> None:
         pages = torch.tensor(unpack_int32(message.pages), dtype=torch.int64)
-        parts, num_pages, _ = self._blocks.shape
+        blocks = self._pool.blocks
+        parts, num_pages, _ = blocks.shape
         if not 0 <= message.first_part <= message.end_part <= parts or not len(pages):
             return
         if not 0 <= int(pages.min()) <= int(pages.max()) < num_pages:
             return
-        part = self._blocks[message.first_part : message.end_part]
-        data = part.index_select(1, pages.to(self._blocks.device)).cpu().view(torch.uint8).flatten().numpy()
-        self._send(reader, KVData(message.read_id), data.data)
+        part, read = blocks[message.first_part : message.end_part], list[Tensor]()
+        self._pool.copy(lambda: read.append(part.index_select(1, pages.to(blocks.device)).cpu()))
+        self._send(reader, KVData(message.read_id), read[0].view(torch.uint8).flatten().numpy().data)
 
     def _send(self, reader: bytes, message: Message, *more: memoryview) -> None:
         try:

@@ -96,7 +96,8 @@ class Rope:
         else:
             self.table = cos_sin_table(self._config, max_model_len + 1).to(device.torch_device)
         if self._config.sections:
-            self._sections = torch.tensor(self._config.section_of_pair * 2, device=device.torch_device)  # int64[dim]
+            sections = torch.tensor(self._config.section_of_pair * 2)
+            self._sections = sections.to(device.torch_device)  # int64[dim], which of three turns each number is of
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row: set the row's own frequencies, for the kinds without a table."""
@@ -123,7 +124,7 @@ class Rope:
             angles = positions.float()[:, None] * self._row_frequencies[row_of_token]
             return Rotation(None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor))
         if turns is not None and self._config.sections:
-            return Rotation(None, self.table.gather(0, turns[self._sections].T))
+            return Rotation(None, self.table.gather(0, turns.index_select(0, self._sections).T))
         if positions.is_cuda:
             return Rotation(positions, self.table)
         return Rotation(None, self.table.index_select(0, positions))

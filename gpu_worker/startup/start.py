@@ -88,7 +88,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         hello = replace(hello, num_disk_places=num_places, failed_tiers=hello.failed_tiers + failed)
     handover = None
     if config.parallel.role:
-        handover = Handover(config, rank, hello, kv, model)
+        handover = Handover(config, rank, hello, kv, model, loaded.device)
         hello = replace(hello, kv_sources=(handover.source,))
     stage = open_stage(config, runner, ranks, loaded.device)
     take_expert_tokens = ExpertCounts(model.held_experts).take if model.held_experts else None

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from penstock.gpu_worker.devices.device import Lane
 from penstock.ipc.messages import KVSource, Message
 
 PageIds = npt.NDArray[np.int32]
@@ -81,3 +82,14 @@ class Pool(NamedTuple):
 
     blocks: Tensor  # [parts, pages, elements]
     shared: str  # the name by which other processes open the shared memory; empty if it is not shared
+    lane: Lane | None = None
+    """For copies beside the steps: pages are handed over only before or after the steps that use them. None: work is
+    done at once."""
+
+    def copy(self, work: Callable[[], None]) -> None:
+        """Read or write pages with tensor operations, and wait for these alone."""
+        if self.lane is None:
+            work()
+            return
+        self.lane.run(work)
+        self.lane.mark().wait()

@@ -5,10 +5,12 @@ Reads are short, and few are in flight at a time, so neither side buffers much m
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.gpu_worker.handover.transports.transport import Pool, Read, Reader, TransportError
 from penstock.ipc.codec import pack_int32
@@ -40,6 +42,7 @@ class _SocketReader:
     polls = False
 
     def __init__(self, pool: Pool, send: Callable[[Message], None], numbers: Iterator[int]) -> None:
+        self._pool = pool
         self._blocks = pool.blocks
         self._send = send
         self._due: deque[tuple[int, Read]] = deque()
@@ -73,15 +76,16 @@ class _SocketReader:
         if len(data) != int(np.prod(shape)) * self._blocks.element_size():
             raise TransportError(f"{len(data)} bytes came for {shape[1]} pages")
         came = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self._blocks.dtype).view(shape)
-        ours = torch.from_numpy(piece.ours.astype(np.int64)).to(self._blocks.device)
-        self._blocks[piece.parts].index_copy_(1, ours, came.to(self._blocks.device))
-        if self._blocks.device.type == "cuda":
-            torch.cuda.current_stream(self._blocks.device).synchronize()
+        self._pool.copy(partial(self._write, piece, came))
         self._num_left[piece.number] -= 1
         if not self._num_left[piece.number]:
             del self._num_left[piece.number]
             self._done.append(piece.number)
         self._ask()
+
+    def _write(self, piece: Read, came: Tensor) -> None:
+        ours = torch.from_numpy(piece.ours.astype(np.int64)).to(self._blocks.device)
+        self._blocks[piece.parts].index_copy_(1, ours, came.to(self._blocks.device))
 
     def take_done(self) -> list[int]:
         done, self._done = self._done, []

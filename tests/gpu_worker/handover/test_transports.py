@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import zmq
 
 from penstock.core.engine.prefill_links import unlike
 from penstock.gpu_worker.devices.cpu import shared_zeros
+from penstock.gpu_worker.devices.device import Lane
 from penstock.gpu_worker.handover.offers import Offers
 from penstock.gpu_worker.handover.receiver import Place, Receiver
 from penstock.gpu_worker.handover.transports import nixl
@@ -243,11 +244,11 @@ def test_what_a_closed_reader_has_asked_for_is_not_taken_for_something_else() ->
 class Joined:
     """The two ends of handovers in one process: what one worker offers, and what another one reads of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lane: Lane | None = None) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.theirs, self.ours = pool(filled=True), pool(filled=False)
+        self.theirs, self.ours = (pool(filled)._replace(lane=lane) for filled in (True, False))
         address = f"ipc://{folder}/kv.sock"
-        self.offers = Offers(self.theirs.blocks, 3, None, address, self.context, None)
+        self.offers = Offers(self.theirs, 3, None, address, self.context, None)
         groups = [SimpleNamespace(layers=(0, 1, 2), num_parts=6, has_values=True)]
         kv: Any = SimpleNamespace(blocks=self.ours.blocks, groups=groups)
         self.receiver = Receiver(kv, {"zmq": make_transport("zmq", self.ours)}, Place(self.context, None, 0))
@@ -289,6 +290,33 @@ def test_both_ends_meet_and_part(tmp_path: Path) -> None:
     joined.receiver.order(StopReceivingKV("b"))
     assert [each.error for each in joined.answers(1)] == ["it is not wanted any more"]
     assert joined.close(), "a socket is still open"
+
+
+class BesideSteps:
+    """A lane of its own. The work of steps would be in another one, and is never done."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+        self.done.append("copied")
+
+    def mark(self) -> Any:
+        return SimpleNamespace(wait=lambda: self.done.append("waited"))
+
+
+def test_copies_of_a_gpu_wait_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = BesideSteps()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: pytest.fail("it would wait for the steps there"))
+    joined = Joined(tmp_path, cast(Lane, lane))
+    joined.receive("a", page=3)
+    joined.offer("a", page=7)
+    assert [each.error for each in joined.answers(1)] == [""]
+    assert torch.equal(joined.ours.blocks[:, 3], joined.theirs.blocks[:, 7])
+    assert lane.done == ["copied", "waited"] * (len(lane.done) // 2)
+    assert len(lane.done) >= 4  # both ends copy
+    assert joined.close()
 
 
 def test_pages_are_not_written_to_while_earlier_steps_may_use_them(tmp_path: Path) -> None:
@@ -379,7 +407,7 @@ def test_a_connection_that_broke_is_given_up(tmp_path: Path) -> None:
     joined.offers.close()
     assert [each.error for each in joined.answers(1)] == ["the connection to the other worker broke"]
     assert not joined.receiver._links
-    joined.offers = Offers(joined.theirs.blocks, 3, None, joined.source.address, joined.context, None)
+    joined.offers = Offers(joined.theirs, 3, None, joined.source.address, joined.context, None)
     joined.receive("c", page=5)
     joined.offer("c", page=8)
     assert [each.error for each in joined.answers(1)] == [""]

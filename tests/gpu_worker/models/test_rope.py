@@ -59,3 +59,17 @@ def test_dynamic_scaling_is_each_row_s_own(checkpoint: Callable[..., Checkpoint]
         angles = position * inverse_frequencies(config, length)
         torch.testing.assert_close(cos_sin[i], torch.cat((angles.cos(), angles.sin())))
     assert not torch.equal(cos_sin[0], cos_sin[2])
+
+
+def test_sections_are_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, each copy of a list waits for the steps before."""
+    config = RopeConfig(kind="default", dim=8, theta=100.0, original_max_len=64, sections=(2, 1, 1))
+    rope = Rope(config)
+    rope.prepare(CpuDevice(1), 2, 64)
+    turns = torch.tensor([[3, 4], [5, 6], [7, 8]])
+    positions, rows, starts = torch.tensor([10, 11]), torch.tensor([0]), torch.tensor([0, 2])
+    monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a list is copied in a step"))
+    angles = rope.for_step(positions, rows, starts, turns).cos_sin
+    table = cos_sin_table(config, 65)
+    expected = [[table[turns[section, i], j] for j, section in enumerate((0, 0, 1, 2) * 2)] for i in range(2)]
+    assert angles.tolist() == [[float(x) for x in row] for row in expected]

@@ -1,6 +1,7 @@
 """Sampling kernels: random bits, adjustments, filters, the draw and the log-probabilities."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,27 @@ def test_adjusted_logits(device: str) -> None:
     adjust_logits(logits, rows, positions, state, ALL)
     torch.testing.assert_close(logits.cpu(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
     assert logits.isneginf().any()
+
+
+def test_counts_begin_at_zero_where_they_are_used(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is as others left it, and only rows with penalties are cleared."""
+    state, (rows, positions) = make_state(device), rows_and_positions(device, 8)
+    logits = 4 * torch.randn(8, VOCAB, device=device)
+    expected = logits.clone()
+    adjust_logits(expected, rows, positions, state, ALL)
+    made, empty = list[Tensor](), torch.empty
+
+    def used(*args: Any, **kwargs: Any) -> Tensor:
+        made.append(empty(*args, **kwargs).fill_(77))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty", used)
+    adjust_logits(logits, rows, positions, state, ALL)
+    assert torch.equal(logits, expected)
+    (counts,) = made
+    has_penalties = (state.repetition_penalty != 1)[rows]
+    assert bool((counts[~has_penalties] == 77).all())
+    assert not bool((counts[has_penalties] == 77).any())
 
 
 @pytest.mark.parametrize("ties", [False, True])
