@@ -55,7 +55,7 @@ def decode_tiles(
     """
     row_bytes = next_power_of_two(head_dim) * (1 if is_quantized and itemsize == 2 else itemsize)
     is_wide = group > 32
-    block_n = max(16, min(64 if is_wide and is_quantized else 128, 16384 // row_bytes))
+    block_n = max(16, min(32 if is_wide and is_quantized else 128, 16384 // row_bytes))
     num_splits = choose_splits(
         num_rows * num_kv_heads, facts.num_sms * (3 if facts.is_large else 2), ceil_div(max_seq_len, block_n)
     )
@@ -229,6 +229,8 @@ def _launch_decode(
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        # So that three programs of 4 warps share a multiprocessor. Left alone, ptxas spills a few to make it four.
+        maxnreg=168 if tiles.num_warps == 4 else None,
     )
     if splits > 1:
         block_s = max(16, next_power_of_two(splits))
