@@ -81,19 +81,20 @@ def block_of_head(head_dim: int, layout: PageLayout | None) -> int:
 
 @triton.jit
 def in_type_of_tiles(q, scale, FORMAT: tl.constexpr):
-    """(queries [M, BLOCK_D] in the type of tiles, the scale of their scores, a number or fp32[M, 1]).
+    """(queries [M, BLOCK_D] in the type of tiles, fp32[M], the scales of their scores).
 
     Tiles of quantized pages are fp16, or fp32 for queries of that type. A row of bf16 may exceed fp16, so it is divided
     by a power of two that brings its largest number to 2**14, and the scale of its scores is multiplied by it.
     """
+    scales = tl.zeros([q.shape[0]], dtype=tl.float32) + scale
     if FORMAT != "" and q.dtype == tl.bfloat16:
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         exponent = tl.maximum(largest.to(tl.uint32, bitcast=True) >> 23, 15)  # of the power of two below it, and 127
-        power = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         inverse = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         q = (q.to(tl.float32) * inverse[:, None]).to(tl.float16)
-        scale = scale * power[:, None]
-    return q, scale
+        power = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        scales = tl.maximum(scales * power, 2.0**-100)  # not 0, because a masked score is infinite
+    return q, scales
 
 
 @triton.jit
@@ -204,11 +205,13 @@ def load_scales(
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
     CLEAR: tl.constexpr,
+    ONCE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
     """fp32[BLOCK_N]: one scale for each token. Arguments as in `load_tile`.
 
-    Each is loaded with its neighbour, because loads ahead of use need at least 32 bits.
+    Each is loaded with its neighbour, because loads ahead of use need at least 32 bits. ONCE: by one thread, for tiles
+    of scores in which each thread has many columns.
     """
     IS_PAIR: tl.constexpr = PAGE_SIZE > 1
     if ONE_PAGE:
@@ -229,7 +232,10 @@ def load_scales(
     scales = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     if CHECK and CLEAR:
         scales = tl.where(n_offs < n_end, scales, 0.0)
-    return scales * 256.0 if FORMAT == "fp8_e4m3_bits" else scales
+    if FORMAT == "fp8_e4m3_bits":
+        scales *= 256.0
+    # A sum over one number keeps the compiler from loading scales in the layout of scores, each by many threads.
+    return tl.sum(tl.reshape(scales, [n_offs.shape[0], 1]), 1) if ONCE else scales
 
 
 @triton.jit
@@ -249,6 +255,7 @@ def load_kv(
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
     CLEAR: tl.constexpr,
+    ONCE: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
@@ -283,7 +290,7 @@ def load_kv(
         tile = from_bytes(codes, FORMAT)
         scales = load_scales(
             base_ptr + PAGE_SIZE * HEAD_DIM, page_row_ptr, n_first, n_offs, places, n_end, stride_page,
-            PAGE_SIZE, ONE_PAGE, CHECK, CLEAR, FORMAT,
+            PAGE_SIZE, ONE_PAGE, CHECK, CLEAR, ONCE, FORMAT,
         )  # fmt: skip
     tile = tile.to(DTYPE)
     if FORMAT != "":
