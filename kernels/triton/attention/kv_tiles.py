@@ -1,8 +1,8 @@
 """Loads tiles of keys and values from pages of any format; `kernels/attention/kv_quantization.py` has the formats.
 
 FORMAT is "" for pages of plain numbers, else the name of the format, or "fp8_e4m3_bits" on a GPU that cannot convert
-fp8_e4m3. Codes are converted exactly on every GPU. If a token has one scale, keys and values are not multiplied by it.
-Instead, scores and weights are, since they are fewer.
+fp8_e4m3. Where queries have two bytes, tiles are fp16: on every GPU a few instructions make four codes into fp16, which
+is finer than bf16. Its range is smaller, so queries are brought into it, exactly, by `in_type_of_tiles`.
 """
 
 import triton
@@ -204,14 +204,10 @@ def load_scales(
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
-    CLEAR: tl.constexpr,
-    ONCE: tl.constexpr,
-    FORMAT: tl.constexpr,
 ):
-    """fp32[BLOCK_N]: one scale for each token. Arguments as in `load_tile`.
+    """fp16[BLOCK_N]: one scale for each token, arbitrary for tokens >= n_end. Arguments as in `load_tile`.
 
-    Each is loaded with its neighbour, because loads ahead of use need at least 32 bits. ONCE: by one thread, for tiles
-    of scores in which each thread has many columns.
+    Each is loaded with its neighbour, because loads ahead of use need at least 32 bits.
     """
     IS_PAIR: tl.constexpr = PAGE_SIZE > 1
     if ONE_PAGE:
@@ -229,13 +225,25 @@ def load_scales(
     bits = tl.load(ptrs)
     if IS_PAIR:
         bits = bits >> (in_page % 2 * 16).to(tl.uint32)
-    scales = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    if CHECK and CLEAR:
-        scales = tl.where(n_offs < n_end, scales, 0.0)
-    if FORMAT == "fp8_e4m3_bits":
-        scales *= 256.0
-    # A sum over one number keeps the compiler from loading scales in the layout of scores, each by many threads.
-    return tl.sum(tl.reshape(scales, [n_offs.shape[0], 1]), 1) if ONCE else scales
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scaled(numbers, scales, FORMAT: tl.constexpr):
+    """Numbers of bytes in fp16 or fp32, times their tokens' scales fp16[BLOCK_N].
+
+    In fp16, tokens that reach beyond its range are shrunk, so that no number is infinite.
+    """
+    GAIN: tl.constexpr = 256.0 if FORMAT == "fp8_e4m3_bits" else 1.0
+    if numbers.dtype == tl.float16:
+        MOST: tl.constexpr = 515.0 if FORMAT == "int8" else 1.142 if FORMAT == "fp8_e5m2" else 146.0
+        scales = (tl.minimum(scales.to(tl.float32), MOST) * GAIN).to(tl.float16)
+        numbers = tl.inline_asm_elementwise(
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [numbers, scales[:, None]], tl.float16, True, 2
+        )
+    else:
+        numbers *= (scales.to(tl.float32) * GAIN)[:, None]
+    return numbers
 
 
 @triton.jit
@@ -255,13 +263,13 @@ def load_kv(
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
     CLEAR: tl.constexpr,
-    ONCE: tl.constexpr,
+    APPLY: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, fp32 [BLOCK_N], the factors of its rows that are not applied yet).
+    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, scales of its tokens). Arguments as in `load_tile`.
 
-    The latter is 1 if there are no such factors. Arguments as in `load_tile`.
+    APPLY: scales are applied to the tile. Otherwise formats of bytes leave them, fp32[BLOCK_N], to the caller.
     """
     scales = 1.0
     if FORMAT == "":
@@ -287,12 +295,17 @@ def load_kv(
             base_ptr, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, HEAD_DIM,
             HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR and FORMAT != "int8",
         )  # fmt: skip
-        tile = from_bytes(codes, FORMAT)
+        tile = from_bytes(codes, FORMAT).to(DTYPE)
         scales = load_scales(
             base_ptr + PAGE_SIZE * HEAD_DIM, page_row_ptr, n_first, n_offs, places, n_end, stride_page,
-            PAGE_SIZE, ONE_PAGE, CHECK, CLEAR, ONCE, FORMAT,
+            PAGE_SIZE, ONE_PAGE, CHECK,
         )  # fmt: skip
-    tile = tile.to(DTYPE)
+        if CHECK and CLEAR:
+            scales = tl.where(n_offs < n_end, scales, 0.0)
+        if APPLY:
+            tile = scaled(tile, scales, FORMAT)
+        else:
+            scales = scales.to(tl.float32) * (256.0 if FORMAT == "fp8_e4m3_bits" else 1.0)
     if FORMAT != "":
         # A sum over one number. It keeps the compiler from widening codes in the layout of the product's operands.
         # Before Hopper, each warp would then widen all codes for itself.

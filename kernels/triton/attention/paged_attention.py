@@ -25,10 +25,13 @@ class DecodeTiles(NamedTuple):
 
 
 class PrefillTiles(NamedTuple):
+    """Tiles of a prefill launch; `num_programs` share a multiprocessor's registers."""
+
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    num_programs: int = 1
 
 
 MAX_SPLITS = 128
@@ -99,7 +102,11 @@ def prefill_tiles(
             return PrefillTiles(max(rows // 2, least), 32, 8, 2)
         return PrefillTiles(max(rows, least), 32, 8, 3)
     if facts.is_large:
-        return PrefillTiles(max(128, least), 64, 8, 5)
+        if is_quantized and least <= 64 and not softcap:
+            return PrefillTiles(64, 64, 4, 3, num_programs=3)
+        if softcap or is_quantized or least > 128:
+            return PrefillTiles(max(128, least), 64, 8, 5)
+        return PrefillTiles(128, 32, 8, 3, num_programs=2)
     # Softcapping, or masking a padded head, needs registers, so 64 columns of scores would spill.
     has_room = head_dim in (64, 128) and not softcap and not is_quantized
     return PrefillTiles(max(128, least), 64 if has_room else 32, 8, 3)
@@ -229,8 +236,8 @@ def _launch_decode(
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        # So that three programs of 4 warps share a multiprocessor. Left alone, ptxas spills a few to make it four.
-        maxnreg=168 if tiles.num_warps == 4 else None,
+        # Of 4 warps. Left alone, ptxas spills a few registers to make room for a fourth program.
+        maxnreg=_registers(tiles.num_warps, 3 if tiles.num_warps == 4 else 1),
     )
     if splits > 1:
         block_s = max(16, next_power_of_two(splits))
@@ -277,7 +284,7 @@ def _launch_prefill(
     num_kv_heads, page_size = k_pages.shape[1], k_pages.shape[2] if layout is None else layout.page_size
     group = num_q_heads // num_kv_heads
     block_q = tiles.block_m // group
-    prefill_kernel[(num_kv_heads, q.shape[0] // block_q + num_rows)](
+    prefill_kernel[((q.shape[0] // block_q + num_rows) * num_kv_heads,)](
         q,
         k_pages,
         v_pages,
@@ -299,6 +306,7 @@ def _launch_prefill(
         page_table.stride(0),
         out.stride(0),
         out.stride(1),
+        KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=block_of_head(head_dim, layout),
@@ -316,9 +324,15 @@ def _launch_prefill(
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=_registers(tiles.num_warps, tiles.num_programs),
     )
 
 
 def _precision(q: Tensor) -> str:
     """fp32 products are exact, not tf32, because fp32 is chosen when tokens must equal those of another program."""
     return "ieee" if q.dtype == torch.float32 else "tf32"
+
+
+def _registers(num_warps: int, num_programs: int) -> int:
+    """The most registers of a thread with which `num_programs` share a multiprocessor."""
+    return min(255, 65536 // (32 * num_warps * num_programs) // 8 * 8)

@@ -69,8 +69,9 @@ def attend(
     [BLOCK_M] multiplies scores. `l_i` is [BLOCK_M], or [BLOCK_M, BLOCK_N] for sums at each place of a tile.
     """
     d_offs = tl.arange(0, BLOCK_D)
-    SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
-    ONCE: tl.constexpr = q.shape[0] > 32
+    # Few rows have fewer scores than tokens have numbers, so scales are applied to scores and weights instead.
+    APPLY: tl.constexpr = q.shape[0] > 32
+    SCALES_SCORES: tl.constexpr = FORMAT != "" and FORMAT != "int4" and not APPLY
     for n_first in tl.range(tile_lo, tile_hi, BLOCK_N):
         n_offs = n_first + tl.arange(0, BLOCK_N)
         places = n_offs
@@ -80,10 +81,10 @@ def attend(
             places = tl.where(is_placed, tl.load(path_ptr + 1 + ahead, mask=is_placed, other=0), n_offs)
         k, k_scales = load_kv(
             k_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, False, ONCE, q.dtype, FORMAT,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, False, APPLY, q.dtype, FORMAT,
         )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if SCALES_TOKENS:
+        if SCALES_SCORES:
             s = s * k_scales[None, :]
         factor = scale * LOG2E
         if HAS_SOFTCAP:
@@ -99,9 +100,9 @@ def attend(
             s = tl.where(keep, s, float("-inf"))
         v, v_scales = load_kv(
             v_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, True, ONCE, q.dtype, FORMAT,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, True, APPLY, q.dtype, FORMAT,
         )  # fmt: skip
-        if SCALES_TOKENS:
+        if SCALES_SCORES:
             # The largest weight times scale, where a power of two stands for the scale. So the largest product is
             # nearly 1, which fp16 needs. The sum of weights is in fp32, and may be large or small.
             bits = tl.maximum(v_scales, 2.0**-24).to(tl.uint32, bitcast=True)
@@ -115,7 +116,7 @@ def attend(
         alpha = tl.exp2(m_i - m_safe)
         l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        if SCALES_TOKENS:
+        if SCALES_SCORES:
             p = p * v_scales[None, :]
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
         m_i = m_new
