@@ -37,7 +37,7 @@ def paged_attention(
         page_table: int32 [N, max_pages], one row per batch row. Entries for pages that no query sees are arbitrary.
         query_start_loc: int32 [N + 1].
         seq_lens: int32 [N], context length with this step's tokens.
-        scale: multiplies the dot products.
+        scale: multiplies the dot products; positive.
         max_query_len: largest query length of the batch.
         max_seq_len: largest of `seq_lens` (an upper bound is fine).
         window: position p sees the positions in (p - window, p]; None for all. If negative, positions are divided into
@@ -66,6 +66,8 @@ def paged_attention(
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[1]} key-value heads")
     if query_start_loc.shape[0] != seq_lens.shape[0] + 1:
         raise ValueError(f"query_start_loc {tuple(query_start_loc.shape)} does not fit {seq_lens.shape[0]} rows")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")
     if window == 0:
         raise ValueError("window must be a number of positions, or None, got 0")
     if window is not None and abs(window) >= max_seq_len:

@@ -21,6 +21,13 @@ class DeviceFacts:
         """
         return self.capability[0] in (9, 10)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block may have."""
+        if self.is_large:
+            return 227 << 10
+        return (163 if self.capability in ((8, 0), (8, 7)) else 99) << 10
+
 
 HOPPER = DeviceFacts(num_sms=132, capability=(9, 0))
 

@@ -103,6 +103,8 @@ def instruction(name: str, sources: list[Words]) -> Words:
     halves = [each[:, None].view(np.float16).astype(np.float64) for each in sources]  # sums and products are exact
     if name == "add.rn.f16x2":
         return _of_halves(halves[0] + halves[1])
+    if name == "mul.rn.f16x2":
+        return _of_halves(halves[0] * halves[1])
     if name == "fma.rn.f16x2":
         return _of_halves(halves[0] * halves[1] + halves[2])
     raise NotImplementedError(name)

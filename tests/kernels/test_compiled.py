@@ -1,4 +1,4 @@
-"""Every kernel compiles for sm_80 and sm_90 as real models launch it: no register spills, shared memory in bounds.
+"""Every kernel compiles as real models launch it, for each kind of card: no register spills, shared memory in bounds.
 
 The launchers run on tensors without storage and their launches are recorded, so tile sizes, specialisations
 and constants are those of a GPU run. Nothing here needs a GPU.
@@ -43,6 +43,9 @@ from tests.kernels.launch_recorder import Launch, Resources, compile_launch, rec
 from tests.kernels.quantized_launches import launch_quantized
 from tests.kernels.scan_launches import launch_scans
 
+Job = tuple[int, str]
+"""(the capability for which a launch is compiled, its key)."""
+
 
 class ModelShape(NamedTuple):
     num_q_heads: int
@@ -65,10 +68,15 @@ ON_80 = ("Llama-3.1-8B", "Qwen3-0.6B", "gpt-oss-20b", "DeepSeek-V2")
 """What is compiled for sm_80 by default."""
 CAPABILITIES = {
     80: device.DeviceFacts(108, (8, 0)),
-    86: device.DeviceFacts(84, (8, 6)),  # attention alone: nothing else comes near its shared memory
+    86: device.DeviceFacts(84, (8, 6)),
+    89: device.DeviceFacts(128, (8, 9)),
     90: device.DeviceFacts(132, (9, 0)),
 }
-SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+if IS_SOAK:
+    CAPABILITIES |= {100: device.DeviceFacts(148, (10, 0)), 120: device.DeviceFacts(188, (12, 0))}
+SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+ALIKE = (80, 86, 89)
+"""For these, the compiler makes the same of a launch up to the last step, so each form is compiled for one of them."""
 
 
 class ExpertsShape(NamedTuple):
@@ -100,7 +108,7 @@ ODD = {
 ODD_ON = {"head_dim 256": (86, 90), "softcap 128": (80, 90), "group 71": (86,)}
 """Where they are compiled by default, which takes seconds for each; the others for 90."""
 QUANTIZED: dict[str, dict[int, tuple[str, ...]]] = {
-    "Llama-3.1-8B": {80: ("fp8_e4m3",), 90: ("int8", "int4")},
+    "Llama-3.1-8B": {80: ("fp8_e4m3",), 89: ("fp8_e4m3",), 90: ("int8", "int4")},
     "head_dim 256": {86: ("int8",), 90: ("int4",)},
 }
 """Formats of quantized KV that are compiled by default, which takes seconds for each."""
@@ -245,8 +253,10 @@ def launch_sampling(vocab: int) -> None:
     top_logprobs_triton(logits, whole[:64], 20)
 
 
-def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
-    jobs: dict[tuple[int, str], Launch] = {}
+def job_list(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Job, Launch], dict[int, set[Job]]]:
+    """(what is compiled, which of it each capability runs)."""
+    jobs: dict[Job, Launch] = {}
+    forms: dict[int, set[Job]] = {capability: set() for capability in CAPABILITIES}
     for capability, facts in CAPABILITIES.items():
         for module in (paged_attention, latent_attention, latent_expanded, quantized_linear):
             monkeypatch.setattr(module, "device_facts", functools.partial(lambda facts, _: facts, facts))
@@ -265,9 +275,6 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             for size in HEAD_SIZES if IS_SOAK else ():
                 for window, extras in product((None, 1024, -8192), (False, True)):
                     launch_attention(ModelShape(16, 2, size, 0, 0, 0, False, window), extras=extras)
-            if capability == 86:
-                jobs.update({(capability, launch.key): launch for launch in launches})
-                continue
             is_whole = IS_SOAK or capability == 90
             for name, shape in MODELS.items():
                 if is_whole or name in ON_80:
@@ -283,26 +290,35 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             launch_quantized()
             launch_scans()
             launch_sampling(151936)
-        jobs.update({(capability, launch.key): launch for launch in launches})
-    return jobs
+        for launch in launches:
+            alike = ALIKE if capability in ALIKE else (capability,)
+            job = next(
+                ((other, launch.key) for other in alike if (other, launch.key) in jobs), (capability, launch.key)
+            )
+            jobs[job] = launch
+            forms[capability].add(job)
+    return jobs, forms
 
 
-def compile_job(job: tuple[int, str]) -> tuple[tuple[int, str], Resources]:
+def compile_job(job: Job) -> tuple[Job, Resources]:
     """In a worker process, which makes the list again: a kernel object does not travel."""
     return job, compile_launch(JOBS[job], job[0])
 
 
-JOBS: dict[tuple[int, str], Launch] = {}
+JOBS: dict[Job, Launch] = {}
+FORMS: dict[int, set[Job]] = {}
 
 
 def fill_jobs() -> None:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the present default; unset, newer releases warn
     with pytest.MonkeyPatch.context() as monkeypatch:
-        JOBS.update(job_list(monkeypatch))
+        jobs, forms = job_list(monkeypatch)
+        JOBS.update(jobs)
+        FORMS.update(forms)
 
 
 @pytest.fixture(scope="module")
-def resources() -> Iterator[dict[tuple[int, str], Resources]]:
+def resources() -> Iterator[dict[Job, Resources]]:
     fill_jobs()
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(2, mp_context=context, initializer=fill_jobs) as pool:
@@ -311,7 +327,7 @@ def resources() -> Iterator[dict[tuple[int, str], Resources]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_no_register_spills(resources: dict[tuple[int, str], Resources]) -> None:
+def test_no_register_spills(resources: dict[Job, Resources]) -> None:
     spilled = {job: used for job, used in resources.items() if used.stack_bytes}
     assert not spilled
 
@@ -319,8 +335,8 @@ def test_no_register_spills(resources: dict[tuple[int, str], Resources]) -> None
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], capability: int) -> None:
-    used = {job: r.shared_bytes for job, r in resources.items() if job[0] == capability}
+def test_shared_memory_in_bounds(resources: dict[Job, Resources], capability: int) -> None:
+    used = {job: resources[job].shared_bytes for job in FORMS[capability]}
     assert used
     assert max(used.values()) <= SHARED_LIMIT[capability], {
         j: s for j, s in used.items() if s > SHARED_LIMIT[capability]
@@ -329,13 +345,13 @@ def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], ca
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_every_kernel_is_compiled(resources: dict[tuple[int, str], Resources]) -> None:
+def test_every_kernel_is_compiled(resources: dict[Job, Resources]) -> None:
     folder = Path(device.__file__).parent
     source = "".join(file.read_text() for file in folder.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE))
     assert len(defined) > 10
-    for capability in (80, 90):
-        assert {key.split()[0] for at, key in resources if at == capability} == defined
+    for capability in CAPABILITIES:
+        assert {key.split()[0] for _, key in FORMS[capability]} == defined
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -1,8 +1,8 @@
 """Loads tiles of keys and values from pages of any format; `kernels/attention/kv_quantization.py` has the formats.
 
 FORMAT is "" for pages of plain numbers, else the name of the format, or "fp8_e4m3_bits" on a GPU that cannot convert
-fp8_e4m3. Codes are converted exactly on every GPU. If a token has one scale, keys and values are not multiplied by it.
-Instead, scores and weights are, since they are fewer.
+fp8_e4m3. Where queries have two bytes, tiles are fp16: on every GPU a few instructions make four codes into fp16, which
+is finer than bf16. Its range is smaller, so queries are brought into it, exactly, by `in_type_of_tiles`.
 """
 
 import triton
@@ -81,19 +81,20 @@ def block_of_head(head_dim: int, layout: PageLayout | None) -> int:
 
 @triton.jit
 def in_type_of_tiles(q, scale, FORMAT: tl.constexpr):
-    """(queries [M, BLOCK_D] in the type of tiles, the scale of their scores, a number or fp32[M, 1]).
+    """(queries [M, BLOCK_D] in the type of tiles, fp32[M], the scales of their scores).
 
     Tiles of quantized pages are fp16, or fp32 for queries of that type. A row of bf16 may exceed fp16, so it is divided
     by a power of two that brings its largest number to 2**14, and the scale of its scores is multiplied by it.
     """
+    scales = tl.zeros([q.shape[0]], dtype=tl.float32) + scale
     if FORMAT != "" and q.dtype == tl.bfloat16:
         largest = tl.max(tl.abs(q.to(tl.float32)), 1)
         exponent = tl.maximum(largest.to(tl.uint32, bitcast=True) >> 23, 15)  # of the power of two below it, and 127
-        power = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         inverse = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         q = (q.to(tl.float32) * inverse[:, None]).to(tl.float16)
-        scale = scale * power[:, None]
-    return q, scale
+        power = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        scales = tl.maximum(scales * power, 2.0**-100)  # not 0, because a masked score is infinite
+    return q, scales
 
 
 @triton.jit
@@ -203,10 +204,8 @@ def load_scales(
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
-    CLEAR: tl.constexpr,
-    FORMAT: tl.constexpr,
 ):
-    """fp32[BLOCK_N]: one scale for each token. Arguments as in `load_tile`.
+    """fp16[BLOCK_N]: one scale for each token, arbitrary for tokens >= n_end. Arguments as in `load_tile`.
 
     Each is loaded with its neighbour, because loads ahead of use need at least 32 bits.
     """
@@ -226,10 +225,25 @@ def load_scales(
     bits = tl.load(ptrs)
     if IS_PAIR:
         bits = bits >> (in_page % 2 * 16).to(tl.uint32)
-    scales = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    if CHECK and CLEAR:
-        scales = tl.where(n_offs < n_end, scales, 0.0)
-    return scales * 256.0 if FORMAT == "fp8_e4m3_bits" else scales
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scaled(numbers, scales, FORMAT: tl.constexpr):
+    """Numbers of bytes in fp16 or fp32, times their tokens' scales fp16[BLOCK_N].
+
+    In fp16, tokens that reach beyond its range are shrunk, so that no number is infinite.
+    """
+    GAIN: tl.constexpr = 256.0 if FORMAT == "fp8_e4m3_bits" else 1.0
+    if numbers.dtype == tl.float16:
+        MOST: tl.constexpr = 515.0 if FORMAT == "int8" else 1.142 if FORMAT == "fp8_e5m2" else 146.0
+        scales = (tl.minimum(scales.to(tl.float32), MOST) * GAIN).to(tl.float16)
+        numbers = tl.inline_asm_elementwise(
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [numbers, scales[:, None]], tl.float16, True, 2
+        )
+    else:
+        numbers *= (scales.to(tl.float32) * GAIN)[:, None]
+    return numbers
 
 
 @triton.jit
@@ -249,12 +263,13 @@ def load_kv(
     ONE_PAGE: tl.constexpr,
     CHECK: tl.constexpr,
     CLEAR: tl.constexpr,
+    APPLY: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, fp32 [BLOCK_N], the factors of its rows that are not applied yet).
+    """(tile [BLOCK_N, BLOCK_D] of K or V in DTYPE, scales of its tokens). Arguments as in `load_tile`.
 
-    The latter is 1 if there are no such factors. Arguments as in `load_tile`.
+    APPLY: scales are applied to the tile. Otherwise formats of bytes leave them, fp32[BLOCK_N], to the caller.
     """
     scales = 1.0
     if FORMAT == "":
@@ -280,12 +295,17 @@ def load_kv(
             base_ptr, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, HEAD_DIM,
             HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, CLEAR and FORMAT != "int8",
         )  # fmt: skip
-        tile = from_bytes(codes, FORMAT)
+        tile = from_bytes(codes, FORMAT).to(DTYPE)
         scales = load_scales(
             base_ptr + PAGE_SIZE * HEAD_DIM, page_row_ptr, n_first, n_offs, places, n_end, stride_page,
-            PAGE_SIZE, ONE_PAGE, CHECK, CLEAR, FORMAT,
+            PAGE_SIZE, ONE_PAGE, CHECK,
         )  # fmt: skip
-    tile = tile.to(DTYPE)
+        if CHECK and CLEAR:
+            scales = tl.where(n_offs < n_end, scales, 0.0)
+        if APPLY:
+            tile = scaled(tile, scales, FORMAT)
+        else:
+            scales = scales.to(tl.float32) * (256.0 if FORMAT == "fp8_e4m3_bits" else 1.0)
     if FORMAT != "":
         # A sum over one number. It keeps the compiler from widening codes in the layout of the product's operands.
         # Before Hopper, each warp would then widen all codes for itself.

@@ -25,10 +25,13 @@ class DecodeTiles(NamedTuple):
 
 
 class PrefillTiles(NamedTuple):
+    """Tiles of a prefill launch; `num_programs` share a multiprocessor's registers."""
+
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    num_programs: int = 1
 
 
 MAX_SPLITS = 128
@@ -55,7 +58,7 @@ def decode_tiles(
     """
     row_bytes = next_power_of_two(head_dim) * (1 if is_quantized and itemsize == 2 else itemsize)
     is_wide = group > 32
-    block_n = max(16, min(64 if is_wide and is_quantized else 128, 16384 // row_bytes))
+    block_n = max(16, min(32 if is_wide and is_quantized else 128, 16384 // row_bytes))
     num_splits = choose_splits(
         num_rows * num_kv_heads, facts.num_sms * (3 if facts.is_large else 2), ceil_div(max_seq_len, block_n)
     )
@@ -85,8 +88,9 @@ def prefill_tiles(
 ) -> PrefillTiles:
     """Tiles for rows with several queries: 64 rows or more, so that large GPUs use their warpgroup products.
 
-    As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`). Widening codes needs
-    registers, so tiles of quantized pages are smaller.
+    Programs that share a multiprocessor let one's softmax run beside another's products. On a large GPU, 128 rows of up
+    to 128 numbers fit twice with 32 columns. Over quantized pages 64 rows fit three times, and read as many bytes for a
+    product. As in FlashAttention-2's Triton version otherwise; not tuned on a GPU yet (`bench/kernels/sweep.py`).
     """
     least = next_power_of_two(group)  # a program computes all queries that share a key
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
@@ -94,12 +98,18 @@ def prefill_tiles(
     if head_dim > 256:
         return PrefillTiles(max(32, least), 16, 8, 2)
     if head_dim > 128:
-        rows = 128 if facts.is_large else 64
+        if is_quantized and facts.is_large:  # widening codes needs registers
+            return PrefillTiles(max(128, least), 16, 8, 2)
         if is_quantized:
-            return PrefillTiles(max(rows // 2, least), 32, 8, 2)
-        return PrefillTiles(max(rows, least), 32, 8, 3)
+            return PrefillTiles(max(32, least), 32, 8, 2)
+        return PrefillTiles(max(128 if facts.is_large else 64, least), 32, 8, 3)
     if facts.is_large:
-        return PrefillTiles(max(128, least), 64, 8, 5)
+        # Softcapping, or a large group, needs registers.
+        if softcap or least > (64 if is_quantized else 128):
+            return PrefillTiles(max(128, least), 64, 8, 5)
+        if is_quantized:
+            return PrefillTiles(64, 64, 4, 3, num_programs=3)
+        return PrefillTiles(128, 32, 8, 3, num_programs=2)
     # Softcapping, or masking a padded head, needs registers, so 64 columns of scores would spill.
     has_room = head_dim in (64, 128) and not softcap and not is_quantized
     return PrefillTiles(max(128, least), 64 if has_room else 32, 8, 3)
@@ -229,6 +239,8 @@ def _launch_decode(
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        # Of 4 warps. Left alone, ptxas spills a few registers to make room for a fourth program.
+        maxnreg=_registers(tiles.num_warps, 3 if tiles.num_warps == 4 else 1),
     )
     if splits > 1:
         block_s = max(16, next_power_of_two(splits))
@@ -275,7 +287,7 @@ def _launch_prefill(
     num_kv_heads, page_size = k_pages.shape[1], k_pages.shape[2] if layout is None else layout.page_size
     group = num_q_heads // num_kv_heads
     block_q = tiles.block_m // group
-    prefill_kernel[(num_kv_heads, q.shape[0] // block_q + num_rows)](
+    prefill_kernel[((q.shape[0] // block_q + num_rows) * num_kv_heads,)](
         q,
         k_pages,
         v_pages,
@@ -297,6 +309,7 @@ def _launch_prefill(
         page_table.stride(0),
         out.stride(0),
         out.stride(1),
+        KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=block_of_head(head_dim, layout),
@@ -314,9 +327,15 @@ def _launch_prefill(
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=_registers(tiles.num_warps, tiles.num_programs),
     )
 
 
 def _precision(q: Tensor) -> str:
     """fp32 products are exact, not tf32, because fp32 is chosen when tokens must equal those of another program."""
     return "ieee" if q.dtype == torch.float32 else "tf32"
+
+
+def _registers(num_warps: int, num_programs: int) -> int:
+    """The most registers of a thread with which `num_programs` share a multiprocessor."""
+    return min(255, 65536 // (32 * num_warps * num_programs) // 8 * 8)

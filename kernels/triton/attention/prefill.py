@@ -27,6 +27,16 @@ def find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
     return left - 1
 
 
+@triton.jit
+def queries_of(
+    q_block, q_len, kv_head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr
+):  # fmt: skip
+    """(which query of its row, which head, whether there is such a query) of each of a tile's BLOCK_M rows."""
+    m_offs = tl.arange(0, BLOCK_M)
+    q_idx = q_block + m_offs // GROUP
+    return q_idx, kv_head * GROUP + m_offs % GROUP, (q_idx < q_len) & (m_offs < BLOCK_Q * GROUP)
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # it varies from step to step
 def prefill_kernel(
     q_ptr,
@@ -50,6 +60,7 @@ def prefill_kernel(
     stride_table,
     stride_ot,
     stride_oh,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -66,13 +77,13 @@ def prefill_kernel(
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel.
+    """Grid (tiles * Hk,). SKIP_SINGLE leaves rows with one query to the decode kernel.
 
     SEES_AHEAD: tokens see positions up to their entry in `last_seen`, which may be after their own.
     """
-    kv_head = tl.program_id(0)
+    kv_head = tl.program_id(0) % KV_HEADS
     # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)
     q_len = tl.load(query_start_loc_ptr + row + 1) - q_first
@@ -84,11 +95,8 @@ def prefill_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     prefix = seq_len - q_len
 
-    m_offs = tl.arange(0, BLOCK_M)
+    q_idx, heads, q_valid = queries_of(q_block, q_len, kv_head, GROUP, BLOCK_M, BLOCK_Q)
     d_offs = tl.arange(0, BLOCK_D)
-    q_idx = q_block + m_offs // GROUP
-    heads = kv_head * GROUP + m_offs % GROUP
-    q_valid = (q_idx < q_len) & (m_offs < BLOCK_Q * GROUP)
     q_mask = q_valid[:, None] & (d_offs < HEAD_DIM)[None, :]
     tokens = (q_first + q_idx).to(tl.int64)
     q_ptrs = q_ptr + (tokens * stride_qt + heads * stride_qh)[:, None] + d_offs[None, :]
@@ -123,6 +131,12 @@ def prefill_kernel(
         WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
 
+    # Counted again from what is loaded again, so that it takes no registers until now.
+    q_first = tl.load(query_start_loc_ptr + row, volatile=True)
+    q_len = tl.load(query_start_loc_ptr + row + 1, volatile=True) - q_first
+    q_block = (tile - (q_first // BLOCK_Q + row)) * BLOCK_Q
+    q_idx, heads, q_valid = queries_of(q_block, q_len, kv_head, GROUP, BLOCK_M, BLOCK_Q)
+    tokens = (q_first + q_idx).to(tl.int64)
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2E
         m_all = tl.maximum(m_i, sink)
@@ -130,4 +144,4 @@ def prefill_kernel(
         l_i = l_i * tl.exp2(m_i - m_all) + tl.exp2(sink - m_all)
     out = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     out_ptrs = out_ptr + (tokens * stride_ot + heads * stride_oh)[:, None] + d_offs[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=q_mask)
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=q_valid[:, None] & (d_offs < HEAD_DIM)[None, :])

@@ -66,10 +66,12 @@ def attend(
 
     `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end. CAUSAL masks tokens after `last_seen`
     [BLOCK_M], usually the queries' own positions. WINDOW masks tokens before the first one that a query sees. `scale`
-    is a number or [BLOCK_M, 1]. `l_i` is [BLOCK_M], or [BLOCK_M, BLOCK_N] for sums at each place of a tile.
+    [BLOCK_M] multiplies scores. `l_i` is [BLOCK_M], or [BLOCK_M, BLOCK_N] for sums at each place of a tile.
     """
     d_offs = tl.arange(0, BLOCK_D)
-    SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
+    # Few rows have fewer scores than tokens have numbers, so scales are applied to scores and weights instead.
+    APPLY: tl.constexpr = q.shape[0] > 32
+    SCALES_SCORES: tl.constexpr = FORMAT != "" and FORMAT != "int4" and not APPLY
     for n_first in tl.range(tile_lo, tile_hi, BLOCK_N):
         n_offs = n_first + tl.arange(0, BLOCK_N)
         places = n_offs
@@ -79,16 +81,16 @@ def attend(
             places = tl.where(is_placed, tl.load(path_ptr + 1 + ahead, mask=is_placed, other=0), n_offs)
         k, k_scales = load_kv(
             k_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, False, q.dtype, FORMAT,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, False, APPLY, q.dtype, FORMAT,
         )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if SCALES_TOKENS:
+        if SCALES_SCORES:
             s = s * k_scales[None, :]
+        factor = scale * LOG2E
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (exp(2x) + 1), exact at both ends of the range.
-            s = softcap * (1.0 - 2.0 / (tl.exp2(s * (scale * 2.0 * LOG2E / softcap)) + 1.0)) * LOG2E
-        else:
-            s = s * (scale * LOG2E)
+            s = 1.0 - 2.0 / (tl.exp2(s * (scale * (2.0 * LOG2E / softcap))[:, None]) + 1.0)
+            factor = tl.zeros_like(scale) + softcap * LOG2E
         if CAUSAL or CHECK or WINDOW != "":
             keep = n_offs[None, :] <= last_seen[:, None]
             if CHECK and not CAUSAL:
@@ -98,22 +100,23 @@ def attend(
             s = tl.where(keep, s, float("-inf"))
         v, v_scales = load_kv(
             v_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_page, stride_token,
-            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, True, q.dtype, FORMAT,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, True, APPLY, q.dtype, FORMAT,
         )  # fmt: skip
-        sizes = s
-        if SCALES_TOKENS:
-            # Of weight times scale, where a power of two stands for the scale. So the largest product is nearly 1,
-            # which fp16 needs. The sum of weights is in fp32, and may be large or small.
+        if SCALES_SCORES:
+            # The largest weight times scale, where a power of two stands for the scale. So the largest product is
+            # nearly 1, which fp16 needs. The sum of weights is in fp32, and may be large or small.
             bits = tl.maximum(v_scales, 2.0**-24).to(tl.uint32, bitcast=True)
-            sizes = s + ((bits >> 23).to(tl.int32) - 126).to(tl.float32)[None, :]
-        m_new = tl.maximum(m_i, tl.max(sizes, 1))
+            largest = tl.max(s * factor[:, None] + ((bits >> 23).to(tl.int32) - 126).to(tl.float32)[None, :], 1)
+        else:
+            largest = tl.max(s, 1) * factor
+        m_new = tl.maximum(m_i, largest)
         # A row may have seen no visible token yet; -inf - -inf would be NaN.
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new) if (CAUSAL or CHECK or WINDOW != "") else m_new
-        p = tl.exp2(s - m_safe[:, None])
+        p = tl.exp2(s * factor[:, None] - m_safe[:, None])
         alpha = tl.exp2(m_i - m_safe)
         l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        if SCALES_TOKENS:
+        if SCALES_SCORES:
             p = p * v_scales[None, :]
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
         m_i = m_new

@@ -37,14 +37,14 @@ def latent_tiles(facts: DeviceFacts, num_heads: int, num_rows: int, max_seq_len:
 
     A tile has 32 rows, because the sums of 64 rows, each as long as a latent, would spill the registers of 8 warps.
     With num_stages 5, latents have two tiles in flight, since the page ids that address them take every other stage.
-    That is 111 KiB per program, so two programs fit on a Hopper multiprocessor. None of these constants has been tuned
-    on a GPU yet.
+    That is 111 KiB per program, so two programs fit on a Hopper multiprocessor. GPUs with less than that leave one tile
+    in flight. None of these constants has been tuned on a GPU yet.
     """
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         block_h, block_q, block_n, warps, stages = 16, 1, 16, 8, 1
     else:
         block_h = min(32, max(16, next_power_of_two(num_heads)))
-        block_q, block_n, warps, stages = 32 // block_h, 32, 8, 5
+        block_q, block_n, warps, stages = 32 // block_h, 32, 8, 5 if facts.shared_bytes >= 163 << 10 else 3
     slots = facts.num_sms * (2 if facts.is_large else 1)
     # Few rows are always split, however short, so that only their number decides which variant of the kernel is used.
     num_tiles = min(MAX_SPLITS, max(2, ceil_div(max_seq_len, block_n)))
@@ -153,9 +153,10 @@ def latent_prefill_kernel(
     ONE_PAGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of heads, tiles). Rows with one query are left to the decode kernel."""
+    """Grid (tiles * blocks of heads,). Rows with one query are left to the decode kernel."""
+    HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // HEAD_BLOCKS
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)
     q_len = tl.load(query_start_loc_ptr + row + 1) - q_first
@@ -168,7 +169,7 @@ def latent_prefill_kernel(
     r_offs = tl.arange(0, BLOCK_R)
     p_offs = tl.arange(0, BLOCK_P)
     q_idx = q_block + m_offs // BLOCK_H
-    heads = tl.program_id(0) * BLOCK_H + m_offs % BLOCK_H
+    heads = tl.program_id(0) % HEAD_BLOCKS * BLOCK_H + m_offs % BLOCK_H
     is_query = ((q_idx < q_len) & (heads < NUM_HEADS))[:, None]
     mask = is_query & (r_offs < RANK)[None, :]
     tokens = (q_first + q_idx).to(tl.int64)
@@ -263,7 +264,7 @@ def latent_attention_triton(
             num_warps=8,
         )
     if max_query_len > 1:
-        latent_prefill_kernel[(head_blocks, num_tokens // tiles.block_q + num_rows)](
+        latent_prefill_kernel[((num_tokens // tiles.block_q + num_rows) * head_blocks,)](
             *rows, num_rows, scale, *strides, BLOCK_Q=tiles.block_q, **constants
         )
     return out

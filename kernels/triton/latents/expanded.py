@@ -87,6 +87,7 @@ def expanded_kernel(
     key_start_loc_ptr,
     out_ptr,
     num_rows,
+    num_heads,
     scale,
     stride_qt,
     stride_qh,
@@ -105,10 +106,10 @@ def expanded_kernel(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (heads, tiles)."""
-    head = tl.program_id(0)
+    """Grid (tiles * heads,)."""
+    head = tl.program_id(0) % num_heads
     # The last tiles of a row see the most keys. They start first, so that no long one remains for the end.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // num_heads
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_M)
     q_first = tl.load(query_start_loc_ptr + row)
     q_len = tl.load(query_start_loc_ptr + row + 1) - q_first
@@ -169,7 +170,7 @@ def expanded_attention_triton(
     nope_dim = q.shape[2] - rope_dim
     if tiles is None:
         tiles = expanded_tiles(device_facts(q.device), max(nope_dim, v_dim), q.element_size())
-    expanded_kernel[(q.shape[1], q.shape[0] // tiles.block_m + num_rows)](
+    expanded_kernel[((q.shape[0] // tiles.block_m + num_rows) * q.shape[1],)](
         q,
         kv,
         rotated,
@@ -177,6 +178,7 @@ def expanded_attention_triton(
         key_start_loc,
         out,
         num_rows,
+        q.shape[1],
         scale,
         q.stride(0),
         q.stride(1),
