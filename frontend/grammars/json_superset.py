@@ -35,6 +35,10 @@ def superset_of(root: Schema, note: Note, *, open_objects: bool = False) -> None
         _relax(schema, note)
     if not open_objects:
         close_objects(root, note)
+    for schema in schemas_of(root):
+        least, needed = schema.get("minProperties"), schema.get("required")
+        if isinstance(least, int) and least > (len(needed) if isinstance(needed, list) else 0):
+            note("minProperties")  # a free key may be written twice, and count once
     of_others = combined(root)
     for schema in schemas_of(root):
         settle_values(schema, note)

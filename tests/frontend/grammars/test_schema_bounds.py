@@ -95,6 +95,7 @@ def test_open_objects_are_an_option(judge: Judge) -> None:
         {"type": "integer", "minimum": 2**70},
         {"type": "integer", "multipleOf": 999_983},
         {"const": 2**53 + 1},
+        {"type": "object", "minProperties": 2},
     ],
     ids=str,
 )
