@@ -57,7 +57,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
     def end() -> None:
         server.end(at_once=server.stopped.is_set() or process.is_orphan(argv))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, end)
     await server.start(*listeners, on_ready=lambda: parent.tell(Word.READY))
     alive = asyncio.create_task(parent.keep_telling(config.ipc.heartbeat_interval))

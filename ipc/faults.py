@@ -25,6 +25,9 @@ POINTS = (
     "worker.computed",  # a plan's tokens are sampled
     "worker.disk",  # before a page is written to the disk
     "worker.handover",  # before parts of pages are read from another engine
+    "worker.encode",  # before an image is embedded
+    "worker.grammar",  # before a grammar is prepared
+    "worker.draft",  # before a drafter guesses
     "worker.result",  # before the result is sent
     "scheduler.plan",  # a plan is made, not sent
     "scheduler.planned",  # the plan is sent

@@ -36,6 +36,8 @@ def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> N
     """Name this process for `ps` and for its log lines, and set up logging."""
     setproctitle.setproctitle(process_name)
     setup_logging(process_name, level, log_format)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # they mean nothing here, and would end the process
+        signal.signal(number, signal.SIG_IGN)
     if faults.ARMED:
         structlog.get_logger().warning("this process has injected faults", faults=[f"{f}" for f in faults.ARMED])
 

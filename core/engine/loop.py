@@ -444,7 +444,7 @@ class Engine:
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
             at = self._scheduler
-            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.grammars)
+            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.grammars, at.images)
             return EngineNotReady("no worker is connected", suspects, self._is_draining)
         return replace(
             engine_ready(hello, self._config.scheduler),

@@ -160,8 +160,11 @@ async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
     return group[first], process.EXIT_CONFIG if process.EXIT_CONFIG in codes else codes[first]
 
 
-async def end_all(children: Sequence[Child], grace: float, hurry: asyncio.Event) -> None:
-    """Ask processes to end, and kill those that have not done so after `grace` seconds, or when `hurry` is set."""
+async def end_all(children: Sequence[Child], grace: float, hurry: asyncio.Event, goodbye: float = 0.0) -> None:
+    """Ask processes to end, and kill those that have not done so after `grace` seconds, or when `hurry` is set.
+
+    `goodbye`: seconds after `hurry` in which they may still tell their clients that they end; they are asked again.
+    """
     for child in children:
         child.signal(signal.SIGTERM)
     waits = [asyncio.create_task(child.ended()) for child in children if child.process is not None]
@@ -172,6 +175,10 @@ async def end_all(children: Sequence[Child], grace: float, hurry: asyncio.Event)
         await asyncio.wait([*late, hurrying], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         late = {wait for wait in late if not wait.done()}
     hurrying.cancel()
+    if late and hurry.is_set() and goodbye:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        late = (await asyncio.wait(late, timeout=goodbye))[1]
     if late:
         for child in children:
             child.signal(signal.SIGKILL)

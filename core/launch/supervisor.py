@@ -4,7 +4,7 @@
     a death      the process is restarted; its peers say hello again
     hanging      a process that has been silent for too long is killed, which is a death
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
-                 exit 0; a second signal (or Ctrl-C) does not wait for the streams
+                 exit 0; a second signal (or Ctrl-C, or SIGQUIT) ends the streams with an error
     SIGHUP       frontends read the key file and the certificate again, if there are any
     giving up    a frontend that rejects its configuration (exit code 2), or dies too often (`child.py`), ends
                  everything with a nonzero code; so do the last engine, an engine that rejects its configuration from
@@ -93,7 +93,7 @@ class Supervisor:
         await self.stopping.wait()
         await cancel([*self._reloads, *of_frontends])
         # A worker or scheduler that dies now is still replaced, so that streams can finish.
-        await end_all(self.frontends, self._config.frontend.shutdown_timeout + END_GRACE, self._hurry)
+        await end_all(self.frontends, self._config.frontend.shutdown_timeout + END_GRACE, self._hurry, END_GRACE)
         await cancel(of_engines)
         if self._spare is not None:
             await self._spare.end()
@@ -205,7 +205,7 @@ def _quiet_on_terminal(config: Config) -> Config:
 async def _run_process(config: Config) -> int:
     """Run a supervisor that owns this process: with signals, orphans, and a banner."""
     supervisor, loop = Supervisor(config), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, supervisor.stop)
     process.on_hangup(loop, supervisor.reload)
     adopt_orphans()

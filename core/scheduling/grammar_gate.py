@@ -9,14 +9,13 @@ A grammar is live from the time the worker is asked for it until no request need
 number and in bytes, to bound the worker's memory; a request that finds no room is held until there is some. Pure
 bookkeeping, like the scheduler that owns it.
 
-A worker may die of the grammar that it is preparing, or of the step that it computes meanwhile. So the grammar is only
-suspected, and prepared next time while no step is planned (`trial`). If the worker dies again, with nothing else to do,
-the grammar was the cause.
+A worker may die of the grammar that it is preparing, or of the step that it computes meanwhile: see `trials.py`.
 """
 
 from collections import deque
 
 from penstock.core.scheduling.step_record import GRAMMAR
+from penstock.core.scheduling.trials import Trials
 from penstock.core.sequences.sequence import Request
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
@@ -47,16 +46,16 @@ class GrammarGate:
     """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
+        "_holds_for_trial",
         "_ids",
         "_live",
         "_max_live",
         "_no_room",
         "_num_bytes",
         "_num_made",
-        "_suspected",
         "_waiting",
         "messages",
-        "trial",
+        "trials",
     )
 
     def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
@@ -67,10 +66,10 @@ class GrammarGate:
         self._num_made = 0  # ids are never reused
         self._num_bytes = 0
         self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
+        self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
         self.messages: Messages = []  # for the worker, until they are taken
-        self._suspected: set[str] = set()  # texts over which a worker may have died
-        self.trial: _Live | None = None
-        """The suspected grammar that is being prepared: no step may run beside it."""
+        self.trials: Trials[str] = Trials()
+        """Texts over which workers may have died."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -82,34 +81,32 @@ class GrammarGate:
         if live is None:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
-            is_suspected = sampling.grammar in self._suspected
-            if (self._live and not has_room) or (is_suspected and self.trial is not None):
+            is_suspected = self.trials.is_suspected(sampling.grammar)
+            is_busy = self.trials.current is not None or (is_suspected and self._is_preparing())
+            if (self._live and not has_room) or is_busy:
+                self._holds_for_trial |= is_busy
                 self._no_room.append(request)
                 self._waiting.hold(request, GRAMMAR)
                 return False
             live = self._add(sampling.grammar, num_bytes)
             if is_suspected:
-                self.trial = live
+                self.trials.begin(sampling.grammar)
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
             self._waiting.hold(request, GRAMMAR)
         return live.is_ready
 
-    def is_suspected(self, text: str) -> bool:
-        """Whether a worker may have died of this grammar."""
-        return text in self._suspected
-
     def prepared(self, message: GrammarPrepared) -> list[Request]:
         """Queue the requests held for a grammar that is now ready, or return them if it cannot be used."""
         live = self._ids.get(message.grammar_id)
         if live is None or live.is_ready:
             return []  # no request needs it any more
-        self._suspected.discard(live.text)
-        self._end_trial(live)
+        live.is_ready = not message.error
+        self.trials.settled(live.text)
+        self._wake_held()
         if message.error:
             return list(live.users)
-        live.is_ready = True
         for request in reversed(live.users):  # each goes to the head of its line
             self._waiting.release(request)
         return []
@@ -125,7 +122,9 @@ class GrammarGate:
             del self._live[live.text], self._ids[live.grammar_id]
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
-            self._end_trial(live)
+            self.trials.abandoned(live.text)
+            if not live.is_ready:
+                self._wake_held()
         # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
@@ -151,12 +150,9 @@ class GrammarGate:
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
         if has_died and unready is not None:  # the worker prepares one at a time
-            if unready is self.trial and was_idle:
-                self._suspected.discard(unready.text)
-                culprits = list(unready.users)
-            else:
-                self._suspected.add(unready.text)
-        self.trial = None
+            guilty = self.trials.blame(unready.text, was_idle=was_idle)
+            culprits = [] if guilty is None else list(unready.users)
+        self.trials.current = None
         for live in self._live.values():
             for request in live.users:
                 request.grammar_id = 0
@@ -164,15 +160,21 @@ class GrammarGate:
         self._ids.clear()
         self._num_bytes = 0
         self._no_room.clear()
+        self._holds_for_trial = False
         self.messages.clear()
         self._waiting.release_all()
         return culprits
 
-    def _end_trial(self, live: _Live) -> None:
-        if live is self.trial:
-            self.trial = None
-            while self._no_room:  # they ask again: the next suspect may be among them
-                self._waiting.release(self._no_room.popleft())
+    def _is_preparing(self) -> bool:
+        return any(not live.is_ready for live in self._live.values())
+
+    def _wake_held(self) -> None:
+        """Let those ask again that were held because a suspect is, or was to be, prepared alone."""
+        if not self._holds_for_trial:
+            return
+        self._holds_for_trial = False
+        while self._no_room:
+            self._waiting.release(self._no_room.popleft())
 
     def _add(self, text: str, num_bytes: int) -> _Live:
         self._num_made += 1

@@ -10,13 +10,13 @@ its room is needed: the longest unused ones go first, and one that a request sti
 bytes are bounded, and so are the images under way at a time, so a tenant that sends many images delays only itself.
 Pure bookkeeping, like the scheduler.
 
-A worker may die of the image that it is encoding. So the image is suspected, and encoded next time while no step is
-planned (`trial`). If the worker dies again, with nothing else to do, the image was the cause.
+A worker may die of the image that it is encoding. So that image is encoded alone the next time: see `trials.py`.
 """
 
 from collections import OrderedDict, deque
 
 from penstock.core.scheduling.step_record import IMAGE
+from penstock.core.scheduling.trials import Trials
 from penstock.core.sequences.intake import Refusal, WorkerLimits, check_images
 from penstock.core.sequences.sequence import Request
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -53,7 +53,7 @@ class ImageGate:
 
     __slots__ = (
         "_asking", "_ids", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made", "_num_us",
-        "_position_bytes", "_suspected", "_waiting", "messages", "num_bytes", "num_under_way", "trial",
+        "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
     )  # fmt: skip
 
     def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int) -> None:
@@ -66,13 +66,12 @@ class ImageGate:
         self._num_made = 0  # ids are never reused
         self._asking: dict[Request, list[ImageRef]] = {}  # held request -> the images it needs
         self._lines: dict[str, deque[Request]] = {}  # held for lack of room: by tenant, the next one first
-        self._suspected: set[bytes] = set()  # keys of images over which a worker may have died
         self._num_encoded = self._num_found = self._num_us = 0
         self.num_bytes = 0
         self.num_under_way = 0
         self.messages: Messages = []  # for the worker, until they are taken
-        self.trial: _Live | None = None
-        """The suspected image that is being encoded: no step may run beside it."""
+        self.trials: Trials[bytes] = Trials()
+        """Keys of images over which workers may have died."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -100,7 +99,7 @@ class ImageGate:
     def advance(self) -> None:
         """Order images of the requests in line, as far as there is room."""
         lines = self._lines
-        while lines and self.trial is None:
+        while lines and self.trials.current is None:
             tenant, line = next(iter(lines.items()))
             if line[0] in self._asking:
                 if not self._begin(line[0], self._asking[line[0]]):
@@ -116,8 +115,8 @@ class ImageGate:
         live = self._ids.get(message.embedding_id)
         if live is None or live.is_ready:
             return []  # no request needs it any more
-        self._suspected.discard(live.key)
-        self._no_longer_under_way(live)
+        self.num_under_way -= 1
+        self.trials.settled(live.key)
         self._num_us += message.num_us
         if message.error:
             self._drop(live)  # other ranks may have it
@@ -153,7 +152,8 @@ class ImageGate:
                 continue
             del live.users[request]
             if not live.users and not live.is_ready:
-                self._no_longer_under_way(live)
+                self.num_under_way -= 1
+                self.trials.abandoned(live.key)
                 self._drop(live)
         self.advance()
 
@@ -181,15 +181,13 @@ class ImageGate:
         self._max_bytes, self._position_bytes = limits.max_embedding_bytes, limits.embedding_bytes
         culprits: list[Request] = []
         unready = next((live for live in self._ids.values() if not live.is_ready), None)
-        if has_died and unready is not None:  # the worker encodes one at a time
-            if unready is self.trial and was_idle:
-                self._suspected.discard(unready.key)
-                culprits = list(unready.users)
-            else:
-                self._suspected.add(unready.key)
+        making = unready.key if has_died and unready is not None else None  # the worker encodes one at a time
+        if unready is not None and (guilty := self.trials.blame(making, was_idle=was_idle)) is not None:
+            others = (user for user in self._asking if any(image.key == guilty for image in user.images))
+            culprits = [*dict.fromkeys([*unready.users, *others])]
         for request in (*self._asking, *(user for live in self._live.values() for user in live.users)):
             request.embedding_ids = {}
-        self.trial = None
+        self.trials.current = None
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
         self.num_bytes = self.num_under_way = 0
@@ -219,14 +217,23 @@ class ImageGate:
         )
 
     def _begin(self, request: Request, needed: list[ImageRef]) -> bool:
-        """Ask for the missing images; False if there is no room for them now."""
+        """Ask for the missing images; False if this was not possible now, or not for all of them.
+
+        A suspected one is asked for alone, and the others after it.
+        """
         missing = {image.key: image for image in needed if image.key not in self._live}
-        is_suspected = not self._suspected.isdisjoint(missing)
+        suspect = self.trials.suspect_among(missing)
+        if suspect is not None:
+            missing = {suspect: missing[suspect]}
         num_under_way = self.num_under_way
-        if missing and num_under_way and (is_suspected or num_under_way + len(missing) > MAX_UNDER_WAY):
+        if missing and num_under_way and (suspect is not None or num_under_way + len(missing) > MAX_UNDER_WAY):
             return False
         num_bytes = sum(image.num_embeddings for image in missing.values()) * self._position_bytes
         if not self._make_room(num_bytes, {image.key for image in needed}):
+            return False
+        if suspect is not None:
+            self._use(request, missing[suspect], self._add(missing[suspect]))
+            self.trials.begin(suspect)
             return False
         for image in needed:
             live = self._live.get(image.key)
@@ -235,8 +242,6 @@ class ImageGate:
             else:
                 self._num_found += request not in live.users
             self._use(request, image, live)
-        if is_suspected:
-            self.trial = next(self._live[key] for key in missing)
         if all(map(self._is_ready, needed)):
             del self._asking[request]
             self._waiting.release(request)
@@ -282,11 +287,6 @@ class ImageGate:
         self.num_under_way += 1
         self.messages.append(EncodeImage(live.embedding_id, image.key, image.grid, image.num_embeddings, image.pixels))
         return live
-
-    def _no_longer_under_way(self, live: _Live) -> None:
-        self.num_under_way -= 1
-        if live is self.trial:
-            self.trial = None
 
     def _drop(self, live: _Live) -> None:
         del self._live[live.key], self._ids[live.embedding_id]

@@ -53,7 +53,7 @@ from penstock.core.scheduling.step_record import (
     make_record,
     waiting_reasons,
 )
-from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
+from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects, bring
 from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -188,7 +188,7 @@ class Scheduler:
         if message.progress:
             self.queue_bound.requeued(len(message.progress))
         if message.num_deaths:
-            self.suspects.bring(request)
+            bring(request, self.suspects, self.grammars, self.images)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
         if message.handover_from >= 0 and self.handovers is not None:
@@ -320,7 +320,8 @@ class Scheduler:
     @property
     def is_on_trial(self) -> bool:
         """Whether no step may run, because the worker is making a grammar or embedding that may have killed one."""
-        return self.grammars.trial is not None or (self.images is not None and self.images.trial is not None)
+        images = self.images
+        return self.grammars.trials.current is not None or (images is not None and images.trials.current is not None)
 
     def bound_queue(self, now: float) -> None:
         """Set the queue's limit. Call it several times a second while requests come and go."""

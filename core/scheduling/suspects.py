@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.image_gate import ImageGate
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import pack_int32
@@ -116,10 +117,27 @@ class Suspects:
             del self._marks[request]
 
 
-def suspect_ids(suspects: Suspects, requests: Iterable[Request], grammars: GrammarGate) -> tuple[str, ...]:
-    """The ids of those requests that may have killed a worker, by themselves or by their grammars."""
-    of_grammars = [request for request in requests if grammars.is_suspected(request.sampling.grammar)]
-    return tuple({request.request_id for request in (*suspects.requests, *of_grammars)})
+def bring(request: Request, suspects: Suspects, grammars: GrammarGate, images: ImageGate | None) -> None:
+    """A request has arrived that may have killed a worker of another engine: by its steps, its grammar or an image."""
+    suspects.bring(request)
+    if request.sampling.grammar:
+        grammars.trials.suspect(request.sampling.grammar)
+    for image in request.images if images is not None else ():
+        images.trials.suspect(image.key)
+
+
+def suspect_ids(
+    suspects: Suspects, requests: Iterable[Request], grammars: GrammarGate, images: ImageGate | None
+) -> tuple[str, ...]:
+    """The ids of those requests that may have killed a worker, by themselves, by their grammars or by their images."""
+    found = {request.request_id for request in suspects.requests}
+    for request in requests:
+        is_suspected = grammars.trials.is_suspected(request.sampling.grammar)
+        if images is not None and not is_suspected:
+            is_suspected = images.trials.suspect_among(image.key for image in request.images) is not None
+        if is_suspected:
+            found.add(request.request_id)
+    return tuple(found)
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:

@@ -1,5 +1,6 @@
 """Filling in the middle: prompts for `suffix` of completions, and POST /infill, as llama.cpp has it."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from penstock.frontend.errors import ApiError, InvalidParameter, UnsupportedPara
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
-from penstock.frontend.text.child import SpecialTexts, seam_for
+from penstock.frontend.text.child import seam_for, special_texts
 from penstock.frontend.text.infill import FORMATS, JOINT, Chunk, Infill
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, validate_common
 from penstock.frontend.validation.completion import ValidCompletion
@@ -77,7 +78,7 @@ async def infill_prompt(
     names = [f"{extra.filename}\n" if infill.file is not None else SNIPPET for extra in extras]
     texts = [extra.text if extra.text.endswith("\n") else f"{extra.text}\n" for extra in extras]
     parts = [before, *(joint + text for text in (after, REPOSITORY, FILE, *names, *texts))]
-    special = SpecialTexts(service.model.tokenizer.special_texts)
+    special = await asyncio.to_thread(special_texts, service.model.tokenizer.special_texts)
     seam = seam_for(parts) if special.stand_in(parts) else ""
     if seam:
         parts = [special.broken(part, seam) for part in parts]

@@ -311,7 +311,7 @@ class Service:
         self.streams = StreamKeeper(
             options.max_resumable_bytes, Bounds(options.max_resumable_stream_bytes, options.resumable_seconds)
         )
-        self.grammars = GrammarReader(model_path(self.config))
+        self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
         self.prompts = PromptReader(
             model_path(self.config),
             options.chat_template,

@@ -93,9 +93,9 @@ class Engines:
 
     async def list_requests(self, question: ListRequests, seconds: float) -> dict[str, RequestList]:
         """Return what the requests of each engine are doing, by its label; engines that do not answer are left out."""
-        answers = await asyncio.gather(*(link.ask(question, seconds) for link in self._links))
-        labels = map(self.label, self._links)
-        told = zip(labels, answers, strict=True)
+        asked = [(self.label(link), link) for link in self._links]  # engines may come and go meanwhile
+        answers = await asyncio.gather(*(link.ask(question, seconds) for _, link in asked))
+        told = zip((label for label, _ in asked), answers, strict=True)
         return {label: answer for label, answer in told if isinstance(answer, RequestList)}
 
     def _unavailable(self) -> Unavailable:

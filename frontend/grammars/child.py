@@ -1,4 +1,4 @@
-"""The process that parses grammars: `python -m penstock.frontend.grammars.child MODEL PARENT`.
+"""The process that parses grammars: `python -m penstock.frontend.grammars.child MODEL [open-objects] PARENT`.
 
 A grammar is code written by a client: parsing it may take for ever, exhaust memory or crash. Hence this separate
 process (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not enforced],
@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,8 +21,17 @@ from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.core.config import ConfigError
 from penstock.frontend.grammars.json_check import check_is_schema, mismatch
-from penstock.frontend.grammars.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
-from penstock.frontend.grammars.json_superset import fallbacks, notes_of, superset_of
+from penstock.frontend.grammars.json_parts import settle_patterns
+from penstock.frontend.grammars.json_repair import repair
+from penstock.frontend.grammars.json_schema import (
+    GrammarError,
+    Schema,
+    check_pattern,
+    check_repetitions,
+    check_schema,
+)
+from penstock.frontend.grammars.json_superset import notes_of, superset_of
+from penstock.frontend.grammars.json_values import bound_anything
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process
 
@@ -46,8 +56,20 @@ _AS_TEMPLATES_WRITE: dict[str, str | bool] = {
 _PRIORITY = 10
 """The process's niceness: running requests come first."""
 
+OPEN_OBJECTS = "open-objects"
+
 _TRIED_TOKENS = 24
-"""Length of the sample text: a grammar that gets stuck, or is slow, usually shows it within this length."""
+"""Length of the sample texts: a grammar that gets stuck, or is slow, usually shows it within this length."""
+
+_NUM_TRIED = 4
+_TRY_SECONDS = 0.1
+"""CPU time after which no further sample is begun."""
+
+_MARKS = '"{}[],: 0123456789-.'
+"""Every other token of the later samples is one of these where it may be: they lead to where grammars get stuck."""
+
+_NOTHING_FITS = "NoExtension"
+"""In the library's words."""
 
 MAX_BYTES = 64 << 20
 """Limit for the memory of a prepared grammar. A typical one takes a megabyte."""
@@ -61,7 +83,19 @@ class ReadGrammar(NamedTuple):
     num_bytes: int  # memory that it takes, approximately
 
 
-def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar:
+class _Reading(NamedTuple):
+    """One grammar that is being read."""
+
+    vocabulary: "LLTokenizer"
+    open_objects: bool
+    left_out: dict[str, None]  # what cannot be enforced, in words for the client
+
+    def note(self, keyword: str) -> None:
+        """Record that a keyword is not enforced."""
+        self.left_out.setdefault(f"{keyword} is not enforced while the text is written")
+
+
+def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str, *, open_objects: bool = False) -> ReadGrammar:
     """Turn a client's grammar into one that the worker can use.
 
     Args:
@@ -70,18 +104,20 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
             "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with a substitute in case it
             cannot be used; and a [kind, text] for its `form`).
         text: the grammar.
+        open_objects: whether objects may have properties that their JSON schema does not list, if it says nothing of
+            such properties.
 
     Raises:
         GrammarError: if it cannot be parsed, has unsupported features, or matches nothing.
     """
     import llguidance
 
-    left_out: dict[str, None] = {}
+    reading = _Reading(vocabulary, open_objects, {})
     before = _allocated_bytes()
     try:
         match kind:
             case "json":
-                grammar = _read_schema(vocabulary, msgspec.json.decode(text), left_out)
+                grammar = _read_schema(reading, msgspec.json.decode(text))
             case "regex":
                 check_pattern(text)
                 grammar = llguidance.LLMatcher.grammar_from_regex(text)
@@ -89,7 +125,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
                 choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
                 grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
             case "calls":
-                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(vocabulary, text, left_out))
+                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(reading, text))
             case _:
                 check_repetitions(text)
                 from llguidance.gbnf_to_lark import any_to_lark
@@ -104,32 +140,37 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
     matcher = make_matcher(vocabulary, grammar)
     if matcher.is_error():
         raise GrammarError(_shortened(matcher.get_error()))
-    _try_out(matcher)
+    _try_out(vocabulary, matcher)
     num_bytes = max(0, _allocated_bytes() - before)
     if num_bytes > MAX_BYTES:
         raise GrammarError(f"it takes {num_bytes >> 20} MiB of memory; at most {MAX_BYTES >> 20} are allowed")
-    return ReadGrammar(grammar, tuple(left_out), num_bytes)
+    return ReadGrammar(grammar, tuple(reading.left_out), num_bytes)
 
 
 _LENIENT: dict[str, str | bool] = {"lenient": True}
 """The library ignores what it does not implement, and reports it."""
 
 
-def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, None]) -> str:
+def _read_schema(reading: _Reading, schema: Any) -> str:
     if schema is True:
         schema = {}
-    return _superset(vocabulary, schema, _AS_MODELS_WRITE, left_out)
+    return _superset(reading, schema, _AS_MODELS_WRITE)
 
 
-def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]) -> str:
+def _superset(reading: _Reading, schema: Any, blanks: dict[str, str | bool]) -> str:
     """The grammar of all texts that match a schema, and of few others. Changes the schema to fit the grammar."""
-
-    def note(keyword: str) -> None:
-        left_out.setdefault(f"{keyword} is not enforced while the text is written")
-
+    vocabulary, note = reading.vocabulary, reading.note
     check_schema(schema)
     original = msgspec.json.encode(schema)
-    superset_of(schema, note)
+    superset_of(schema, note, open_objects=reading.open_objects)
+    settle_patterns(schema, lambda part: not _compiled(vocabulary, part, blanks, _unheard)[1])
+    plain = msgspec.json.encode(schema)
+    if bound_anything(schema):
+        grammar, error = _compiled(vocabulary, schema, blanks, note)
+        if not error:
+            return grammar
+        schema.clear()
+        schema.update(msgspec.json.decode(plain))
     grammar, error = _compiled(vocabulary, schema, blanks, note)
     if error:
         if "is not present in a registry" in error:
@@ -137,13 +178,19 @@ def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bo
         if "nsatisfiable" in error or "does not exist" in error:
             raise GrammarError(error)
         check_is_schema(msgspec.json.decode(original))
-        for _ in fallbacks(schema, note):
-            grammar, error = _compiled(vocabulary, schema, blanks, note)
-            if not error:
-                break
-        else:
+
+        def reads(part: Schema) -> bool:
+            return not _compiled(vocabulary, part, blanks, _unheard)[1]
+
+        repair(schema, reads, note)
+        grammar, error = _compiled(vocabulary, schema, blanks, note)
+        if error:
             raise GrammarError(error)
     return grammar
+
+
+def _unheard(_keyword: str) -> None:
+    """For schemas that are only tried."""
 
 
 def _compiled(
@@ -162,6 +209,10 @@ def _compiled(
         return "", _shortened(str(error))
     if matcher.is_error():
         return "", _shortened(matcher.get_error())
+    try:
+        _try_out(vocabulary, matcher)
+    except GrammarError as error:
+        return "", str(error)
     notes_of(map(str, matcher.get_grammar_warnings()), note)
     return grammar, ""
 
@@ -189,37 +240,37 @@ def _allocated_bytes() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
-def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None]) -> str:
+def _output_rules(reading: _Reading, text: str) -> str:
     """The Lark of an output: rules, and the JSON schemas (by name) and the form that they refer to."""
     lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None])
     rules = [lark]
     for name, (schema, instead) in schemas.items():
         try:
-            rule = _schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)
+            rule = _schema_rule(reading, schema, _AS_TEMPLATES_WRITE)
         except GrammarError as error:  # a tool's schema: often written by others, and not always valid
-            left_out.setdefault(f"a schema is not enforced: {error}")
-            rule = _schema_rule(vocabulary, instead, _AS_TEMPLATES_WRITE, left_out)
+            reading.left_out.setdefault(f"a schema is not enforced: {error}")
+            rule = _schema_rule(reading, instead, _AS_TEMPLATES_WRITE)
         rules.append(f"{name}: {rule}")
     if form is not None:
-        read_grammar(vocabulary, *form)  # read by itself first, for clearer errors
-        rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")
+        read_grammar(
+            reading.vocabulary, *form, open_objects=reading.open_objects
+        )  # read by itself first, for clearer errors
+        rules.append(f"form: {_form_rule(reading, *form)}")
     return "\n".join(rules) + "\n"
 
 
-def _schema_rule(
-    vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]
-) -> str:
+def _schema_rule(reading: _Reading, schema: Any, blanks: dict[str, str | bool]) -> str:
     """The Lark expression for JSON that matches a schema, as far as it can be enforced."""
     if schema is True:
         schema = {}
-    _superset(vocabulary, schema, blanks, left_out)
+    _superset(reading, schema, blanks)
     return f"%json {msgspec.json.encode({**schema, 'x-guidance': {**_LENIENT, **blanks}}).decode()}"
 
 
-def _form_rule(vocabulary: "LLTokenizer", kind: str, text: str, left_out: dict[str, None]) -> str:
+def _form_rule(reading: _Reading, kind: str, text: str) -> str:
     match kind:
         case "json":
-            return _schema_rule(vocabulary, msgspec.json.decode(text), _AS_MODELS_WRITE, left_out)
+            return _schema_rule(reading, msgspec.json.decode(text), _AS_MODELS_WRITE)
         case "regex":
             check_pattern(text)
             return f"/{_UNESCAPED_SLASH.sub(_escaped_slash, text)}/"
@@ -238,24 +289,42 @@ def _escaped_slash(found: re.Match[str]) -> str:
     return r"\/" if found[0] == "/" else found[0]
 
 
-def _try_out(matcher: "LLMatcher") -> None:
-    """Generate a short text, always the same one for the same grammar."""
-    draw = random.Random(0)
+def _try_out(vocabulary: "LLTokenizer", matcher: "LLMatcher") -> None:
+    """Generate a few short texts, always the same ones for the same grammar."""
+    until = process_time() + _TRY_SECONDS
+    marks = [ids[0] for mark in _MARKS if len(ids := vocabulary.tokenize_str(mark)) == 1]
+    for seed in range(_NUM_TRIED):
+        _write_sample(matcher.deep_copy(), random.Random(seed), marks if seed else [])
+        if process_time() > until:
+            return
+
+
+def _write_sample(matcher: "LLMatcher", draw: random.Random, marks: list[int]) -> None:
     for num_tokens in range(_TRIED_TOKENS):
         if matcher.is_stopped() and not matcher.is_error() and num_tokens:
             return
         mask = matcher.compute_bitmask()
         if matcher.is_error():
+            if _NOTHING_FITS in matcher.get_error():
+                raise GrammarError(_nothing_after(num_tokens))
             raise GrammarError(f"it cannot be used: {_shortened(matcher.get_error())}")
         if matcher.is_stopped() and not num_tokens and not matcher.is_accepting():
-            raise GrammarError("nothing matches it")
+            raise GrammarError(_nothing_after(0))
         candidates = [i for i, byte in enumerate(mask) if byte]
         if not candidates:
-            raise GrammarError("nothing matches it" if not num_tokens else f"nothing goes on after {num_tokens} tokens")
-        byte = draw.choice(candidates)
-        token_id = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
+            raise GrammarError(_nothing_after(num_tokens))
+        allowed_marks = [token_id for token_id in marks if mask[token_id >> 3] >> (token_id & 7) & 1]
+        if allowed_marks and draw.random() < 0.5:
+            token_id = draw.choice(allowed_marks)
+        else:
+            byte = draw.choice(candidates)
+            token_id = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
         if not matcher.consume_token(token_id):
             raise GrammarError(f"it cannot be used: {_shortened(matcher.get_error())}")
+
+
+def _nothing_after(num_tokens: int) -> str:
+    return f"nothing goes on after {num_tokens} tokens" if num_tokens else "nothing matches it"
 
 
 def _shortened(message: str) -> str:
@@ -265,7 +334,7 @@ def _shortened(message: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; return the exit code."""
-    path, parent = argv
+    path, *options, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-grammar", "warning")
     limit_resources()
@@ -282,7 +351,7 @@ def main(argv: list[str]) -> int:
             if kind == "check":
                 answer([mismatch(*texts)])
             else:
-                read = read_grammar(vocabulary, kind, *texts)
+                read = read_grammar(vocabulary, kind, *texts, open_objects=OPEN_OBJECTS in options)
                 answer([read.text, "", read.num_bytes, read.not_enforced])
         except GrammarError as error:
             answer(["", str(error) or "it cannot be parsed", 0, ()])

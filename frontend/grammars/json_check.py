@@ -3,7 +3,11 @@
 Runs in the process that parses grammars (`child.py`), because a client's schema and patterns may make it slow.
 """
 
+import math
 import re
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -11,6 +15,8 @@ import msgspec
 from penstock.frontend.grammars.json_schema import GrammarError, Schema
 
 _MAX_MESSAGE = 300
+_MAX_EXPONENT = 400
+"""Numbers with a larger one are read as floats."""
 
 
 def check_is_schema(schema: Schema) -> None:
@@ -37,19 +43,52 @@ def mismatch(schema_text: str, text: str) -> str:
     from referencing.exceptions import Unresolvable
 
     try:
-        value = msgspec.json.decode(text)
+        value = _AS_WRITTEN.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return "it is not complete JSON"
-    schema = msgspec.json.decode(schema_text)
+    schema = _AS_WRITTEN.decode(schema_text)
     if isinstance(schema, bool):
         return "" if schema else "nothing matches the schema"
     # The registry is empty and fetches nothing: only references within the schema work.
-    validator = _validator_type(schema)(schema, registry=Registry())
+    validator = _exact(_validator_type(schema))(schema, registry=Registry())
     try:
         error = best_match(validator.iter_errors(value))
     except (Unresolvable, re.error, RecursionError) as unreadable:
         return f"it could not be checked: {type(unreadable).__name__}"
     return "" if error is None else f"{error.json_path}: {error.message[:_MAX_MESSAGE]}"
+
+
+class _Decimal(Decimal):
+    """A number with a fraction, as it was written: floats know no multiples of 0.1."""
+
+    __repr__ = Decimal.__str__
+
+
+def _number(text: str) -> Any:
+    exponent = text.lower().partition("e")[2]
+    if exponent and abs(int(exponent[:20])) > _MAX_EXPONENT:
+        return float(text)
+    number = _Decimal(text)
+    return int(number) if number == number.to_integral_value() else number
+
+
+_AS_WRITTEN = msgspec.json.Decoder(float_hook=_number)
+
+
+def _is_multiple(_validator: Any, divisor: Any, value: Any, _schema: Schema) -> Iterator[Any]:
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
+        return
+    if Fraction(value) % Fraction(divisor):
+        yield ValidationError(f"{value!r} is not a multiple of {divisor!r}")
+
+
+def _exact(validator: Any) -> Any:
+    """The validator, with exact multiples."""
+    from jsonschema.validators import extend
+
+    return extend(validator, {"multipleOf": _is_multiple})
 
 
 def _validator_type(schema: Schema) -> Any:

@@ -5,6 +5,7 @@ Runs in the process that parses grammars (`child.py`), because a client's schema
 
 import re
 from collections import deque
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -28,11 +29,17 @@ _SCHEMAS = (
 )  # fmt: skip
 
 
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
 class GrammarError(ValueError):
     """What is wrong with a grammar, in words for the client."""
 
 
 Schema = dict[str, Any]
+
+Note = Callable[[str], None]
+"""Is told the keyword, or in a few words what, that cannot be enforced while a text is written."""
 
 
 def check_schema(root: Any) -> None:
@@ -102,6 +109,12 @@ def _check_size(root: Any) -> None:
         ]
 
 
+def types_of(schema: Schema) -> frozenset[str]:
+    """The JSON types that a schema names; all of them if it names none."""
+    said = schema.get("type", list(TYPES))
+    return TYPES.intersection([said] if isinstance(said, str) else said if isinstance(said, list) else ())
+
+
 def schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:
     """The schema and all schemas in it, outer ones first, without property names and example values.
 
@@ -117,13 +130,20 @@ def schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:
         found.append(schema)
         seen.add(id(schema))
         if isinstance(schema.get("$ref"), str):
-            waiting.append(_target(root, schema["$ref"]))
-        for key in _MAPS:
-            waiting.extend(schema[key].values() if isinstance(schema.get(key), dict) else ())
-        for key in (*_LISTS, "items"):
-            waiting.extend(schema[key] if isinstance(schema.get(key), list) else ())
-        waiting.extend(schema[key] for key in _SCHEMAS if isinstance(schema.get(key), dict))
+            waiting.append(target_of(root, schema["$ref"]))
+        waiting.extend(subschemas_of(schema))
     return found
+
+
+def subschemas_of(schema: Schema) -> Iterator[Schema]:
+    """The schemas directly within a schema, definitions included, references left alone."""
+    for key in _MAPS:
+        parts = schema.get(key)
+        yield from (part for part in (parts.values() if isinstance(parts, dict) else ()) if isinstance(part, dict))
+    for key in (*_LISTS, "items"):
+        parts = schema.get(key)
+        yield from (part for part in (parts if isinstance(parts, list) else ()) if isinstance(part, dict))
+    yield from (schema[key] for key in _SCHEMAS if isinstance(schema.get(key), dict))
 
 
 def _check_keywords(schema: dict[str, Any]) -> None:
@@ -157,7 +177,7 @@ def _ends(schema: dict[str, Any], root: dict[str, Any], ended: set[int]) -> bool
     def ends(part: Any) -> bool:
         return not isinstance(part, dict) or id(part) in ended
 
-    if isinstance(schema.get("$ref"), str) and not ends(_target(root, schema["$ref"])):
+    if isinstance(schema.get("$ref"), str) and not ends(target_of(root, schema["$ref"])):
         return False
     if not all(ends(part) for part in _list(schema, "allOf")):
         return False
@@ -182,7 +202,7 @@ def _ends(schema: dict[str, Any], root: dict[str, Any], ended: set[int]) -> bool
     return True
 
 
-def _target(root: dict[str, Any], reference: str) -> Any:
+def target_of(root: dict[str, Any], reference: str) -> Any:
     """The target of a JSON pointer; None for other kinds of references, which the grammar library judges."""
     part: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:

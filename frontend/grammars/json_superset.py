@@ -1,18 +1,20 @@
 """Turns a JSON schema into one that can be enforced token by token: removes what cannot be enforced, and records it.
 
-Removing a constraint only ever allows more texts, so every text that the schema allows can be written. A finished text
-is checked against the whole schema at the end (`json_check.py`). The grammar library ignores keywords that it does not
-know, and reports them; this file handles what the library would reject.
+A finished text is checked against the whole schema at the end (`json_check.py`) if anything was removed. The grammar
+library ignores keywords that it does not know, and reports them; this file handles what the library would reject or
+misread. Numbers and formats get bounds (`json_numbers.py`, `json_texts.py`), objects are closed (`json_parts.py`), and
+listed values are those that fit (`json_values.py`). What the library still cannot read is left out where it stands
+(`json_repair.py`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from fractions import Fraction
+from collections.abc import Iterable
 
-from penstock.frontend.grammars.json_schema import Schema, schemas_of
-
-MAX_MULTIPLE = 10_000
-"""A divisor's automaton has about this many states: 30 ms to build, 5 MB."""
+from penstock.frontend.grammars.json_numbers import bound_numbers
+from penstock.frontend.grammars.json_parts import close_objects, combined
+from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of
+from penstock.frontend.grammars.json_texts import bound_texts
+from penstock.frontend.grammars.json_values import list_unique_arrays, settle_values
 
 MAX_PATTERN_PROPERTIES = 64
 """Limit for patterns of properties: all pairs of them are compared."""
@@ -22,32 +24,28 @@ _PROPERTY_COUNTS = ("minProperties", "maxProperties")
 _UNREADABLE = re.compile(r"\(\?<?[=!]|\(\?P?[=>]|(?<!\\)(?:\\\\)*\\[bB1-9k]")
 """What no automaton can match: look-around, word boundaries, and back-references."""
 
-Note = Callable[[str], None]
 
+def superset_of(root: Schema, note: Note, *, open_objects: bool = False) -> None:
+    """Rewrite a schema, in place, so that the library can enforce it; `note` is told of each keyword that it cannot.
 
-def superset_of(root: Schema, note: Note) -> None:
-    """Remove what cannot be enforced from a schema, in place; `note` is called at least once for each such keyword."""
+    `open_objects`: objects may have properties beside those that the schema lists, as the standard says.
+    """
     for schema in schemas_of(root):
         _tidy(schema)
         _relax(schema, note)
-
-
-def fallbacks(root: Schema, note: Note) -> Iterator[None]:
-    """Remove more and more, in place, one step at a time; go on as long as the library rejects the rest."""
-    steps: tuple[tuple[str, ...], ...] = (
-        ("patternProperties", "additionalProperties", "minProperties", "maxProperties"),
-        ("pattern", "multipleOf"),
-        ("allOf",),
-        ("anyOf", "oneOf", "$ref"),
-    )
-    for keywords in steps:
-        if _drop_everywhere(root, keywords, note):
-            yield
-    kept = {"type": root["type"]} if "type" in root else {}
-    root.clear()
-    root.update(kept)
-    note("all of it but its type")
-    yield
+    if not open_objects:
+        close_objects(root, note)
+    for schema in schemas_of(root):
+        least, needed = schema.get("minProperties"), schema.get("required")
+        if isinstance(least, int) and least > (len(needed) if isinstance(needed, list) else 0):
+            note("minProperties")  # a free key may be written twice, and count once
+    of_others = combined(root)
+    for schema in schemas_of(root):
+        settle_values(schema, note)
+        bound_numbers(schema, note, is_combined=id(schema) in of_others)
+        bound_texts(schema)
+    for schema in schemas_of(root):
+        list_unique_arrays(root, schema)
 
 
 def notes_of(warnings: Iterable[str], note: Note) -> None:
@@ -99,28 +97,12 @@ def _relax(schema: Schema, note: Note) -> None:
     counts = [schema[keyword] for keyword in _PROPERTY_COUNTS if isinstance(schema.get(keyword), int)]
     if any(counts) and _has_optional_properties(schema):
         _drop(schema, _PROPERTY_COUNTS, note)
-    divisor = schema.get("multipleOf")
-    if isinstance(divisor, int | float) and not isinstance(divisor, bool) and _states(divisor) > MAX_MULTIPLE:
-        _drop(schema, ("multipleOf",), note)
 
 
 def _has_optional_properties(schema: Schema) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
     named = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
     return isinstance(properties, dict) and not properties.keys() <= set(named)
-
-
-def _states(divisor: float) -> float:
-    """About how many states are needed to track a number's remainder: for powers of ten, the last digits suffice."""
-    if not divisor or divisor in (float("inf"), float("-inf")):
-        return 0
-    size = abs(Fraction(str(divisor)).numerator)
-    return len(str(size)) if str(size).strip("0") == "1" and size < 10**18 else size
-
-
-def _drop_everywhere(root: Schema, keywords: tuple[str, ...], note: Note) -> bool:
-    dropped = [_drop(schema, keywords, note) for schema in schemas_of(root)]
-    return any(dropped)
 
 
 def _drop(schema: Schema, keywords: tuple[str, ...], note: Note) -> bool:

@@ -84,8 +84,15 @@ class _Reading:
 class GrammarReader:
     """Parses and caches grammars for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, model: Path, max_seconds: float = MAX_SECONDS) -> None:
-        """`model` is the checkpoint's path. No process is started before the first grammar arrives."""
+    def __init__(self, model: Path, max_seconds: float = MAX_SECONDS, *, open_objects: bool = False) -> None:
+        """No process is started before the first grammar arrives.
+
+        Args:
+            model: the checkpoint's path.
+            max_seconds: the time for one grammar.
+            open_objects: whether objects may have properties that their schema does not list, if it says nothing of
+                such properties.
+        """
         self._max_seconds = max_seconds
         self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cached_bytes = 0
@@ -93,7 +100,7 @@ class GrammarReader:
         self._slots = FairSlots(_MAX_PROCESSES, MAX_QUEUED)
         self._children = ChildPool(
             "penstock.frontend.grammars.child",
-            (str(model),),
+            (str(model), *(["open-objects"] if open_objects else [])),
             max_processes=_MAX_PROCESSES,
             max_queued=MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,

@@ -140,24 +140,40 @@ class StreamKeeper:
                 f"there is a stream {stream_id!r} already: continue it with GET /v1/streams/{stream_id}, or choose "
                 "another x-request-id"
             )
-        self._make_room()
+        self._make_room(owner)
         kept = KeptStream(stream_id, owner, self._bounds, forget=self._forget)
         self._streams[owner, stream_id] = kept
         return kept
 
-    def _make_room(self) -> None:
+    def _make_room(self, owner: str) -> None:
+        """Make room for one more stream: finished ones go first, and no API key gets more than half of what is left.
+
+        So there is room for others, however many streams one key keeps.
+        """
         most = self._bounds.num_bytes
-        used = sum(most if each.is_live else each.num_bytes for each in self._streams.values())
-        for each in [each for each in self._streams.values() if not each.is_live]:
-            if used + most <= self._max_bytes:
+        used = {True: 0, False: 0}  # by the owner, and by others
+        for each in self._streams.values():
+            used[each.owner == owner] += most if each.is_live else each.num_bytes
+        finished = [each for each in self._streams.values() if not each.is_live]
+        for each in sorted(finished, key=lambda each: each.owner != owner):
+            if self._has_room(used, owner):
                 break
-            used -= each.num_bytes
+            if each.owner != owner and sum(used.values()) + most <= self._max_bytes:
+                break  # what it lacks is not what others hold
+            used[each.owner == owner] -= each.num_bytes
             each.drop()
-        if used + most > self._max_bytes:
+        if not self._has_room(used, owner):
+            num_kept = sum(each.owner == owner for each in self._streams.values())
             raise StreamsFull(
-                f"{len(self._streams)} streams are kept for their clients, and no more fit into --max-resumable-bytes",
+                f"{num_kept} of your streams are kept, and no more fit into your part of --max-resumable-bytes",
                 retry_after=_RETRY_SECONDS,
             )
+
+    def _has_room(self, used: dict[bool, int], owner: str) -> bool:
+        left = self._max_bytes - used[False]
+        most = self._bounds.num_bytes
+        share = max(most, left // 2) if owner else left  # without keys, all clients are one owner
+        return used[True] + most <= min(share, left)
 
     def _forget(self, kept: KeptStream) -> None:
         if self._streams.get((kept.owner, kept.id)) is kept:

@@ -4,7 +4,7 @@
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long), and
 ["encode", [text, seam], add_special_tokens] with [token ids, error]. SPECIAL is "tokens" if a client's text may spell
-special tokens, else "text". The tokenizer is read when the first long text comes.
+special tokens, else "text". The tokenizer is read before the process is ready: it may take seconds.
 
 What a client writes is plain text: a special token spelled out in it must not end a turn, or begin one of another role.
 But one rendering yields both the template's own special tokens and the client's text. So wherever a client's text
@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
-from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
+from penstock.frontend.text.tokenizer import load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
@@ -39,18 +39,12 @@ class SpecialTexts:
     """The texts of a tokenizer's special tokens; finds them in what clients write."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = sorted({text for text in texts if len(text.strip()) > 1}, key=len, reverse=True)
-        starts = sorted({text[:4] for text in self._texts})  # few, and rare in what people write
-        self._hint = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        self._pattern = re.compile(_one_of({text for text in texts if len(text.strip()) > 1}) or r"(?!)", re.DOTALL)
 
     def stand_in(self, value: Any) -> bool:
         """Whether a text in this JSON value, a key included, spells a special token."""
         if isinstance(value, str):
-            return self._hint.search(value) is not None and self._pattern.search(value) is not None
+            return self._pattern.search(value) is not None
         if isinstance(value, dict):
             return any(self.stand_in(key) or self.stand_in(item) for key, item in value.items())
         return isinstance(value, list) and any(map(self.stand_in, value))
@@ -64,6 +58,28 @@ class SpecialTexts:
         if isinstance(value, dict):
             return {self.broken(key, seam): self.broken(item, seam) for key, item in value.items()}
         return [self.broken(item, seam) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=4)
+def special_texts(texts: frozenset[str]) -> SpecialTexts:
+    """The finder of these texts, made once: vocabularies have up to some thousands of them."""
+    return SpecialTexts(texts)
+
+
+def _one_of(texts: set[str]) -> str:
+    """A pattern of the longest of these texts at a place, as a tree of their letters.
+
+    One alternative for each text would be tried one after the other, at each place where one might begin.
+    """
+    rest: dict[str, set[str]] = {}
+    for text in texts:
+        if text:
+            rest.setdefault(text[0], set()).add(text[1:])
+    if not rest:
+        return ""
+    branches = [re.escape(first) + _one_of(ends) for first, ends in sorted(rest.items())]
+    together = branches[0] if len(branches) == 1 and "" not in texts else f"(?:{'|'.join(branches)})"
+    return f"{together}?" if "" in texts else together
 
 
 def render_plain(
@@ -137,22 +153,21 @@ def main(argv: list[str]) -> int:
     try:
         checkpoint = open_checkpoint(Path(path))
         template = load_chat_template(checkpoint, template_file, special_tokens_of(checkpoint))
-        special_texts = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
+        spelled = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
+        tokenizer = load_tokenizer(checkpoint)
     except ConfigError as error:
         answer(["", str(error)])
         return process.EXIT_CONFIG
     answer([])
-    tokenizer: TextTokenizer | None = None
     for line in sys.stdin.buffer:
         kind, what, how = msgspec.json.decode(line)
         try:
             if kind == "encode":
-                tokenizer = tokenizer or load_tokenizer(checkpoint)
                 text, seam = what
                 answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
             elif template is not None:
                 conversation = msgspec.convert(what, ValidConversation)
-                answer([render_plain(partial(render, template, max_chars=how), conversation, special_texts), ""])
+                answer([render_plain(partial(render, template, max_chars=how), conversation, spelled), ""])
             else:
                 answer(["", "there is no chat template"])
         except ContextLengthExceeded:

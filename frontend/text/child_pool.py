@@ -2,7 +2,8 @@
 
     ask ──▶ one of `max_processes` processes, started when needed, one question each at a time
               │ answers in time          the answer; the process waits for the next question
-              │ takes too long           killed; this question alone fails, if the time was spent on it
+              │ computes for too long    killed; this question alone fails
+              │ waits for too long       killed; status 503, because the machine is busy
               ▼ dies                     this question alone fails, if a second process dies of it too
 
 A process may also be killed or stopped from outside, which is not the question's fault. The question is then asked once
@@ -20,6 +21,7 @@ import os
 import resource
 import sys
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -44,6 +46,12 @@ RETRY_SECONDS = 5
 
 _OWN_SHARE = 0.05
 """A process that computed for a smaller share of its time was held up from outside: stopped, or on a busy machine."""
+
+_PATIENCE = 8
+"""A question may take so many times its CPU seconds by the clock: beside others it computes slowly."""
+
+_MIN_WAIT = 0.02
+_BUSY = "the machine is too busy to read this request"
 
 MAX_MEMORY = 4 << 30
 """Limit for the address space of a process, in bytes: most vocabularies and grammars need a tenth of it."""
@@ -106,7 +114,7 @@ class ChildPool:
         return ""
 
     async def ask(self, question: list[Any], seconds: float) -> list[Any]:
-        """The answer to a question.
+        """The answer to a question that may take so many seconds of CPU time.
 
         Raises:
             ChildTooSlowError, ChildDiedError, ChildUnusableError: there is no answer.
@@ -130,7 +138,7 @@ class ChildPool:
                 log.warning("a process is lost, another one is asked", kind=self._kind, reason=type(error).__name__)
                 return await self._ask(await self._start(), question, seconds)
         except _ChildHeldUpError:
-            raise Unavailable("the machine is too busy to read this request", retry_after=RETRY_SECONDS) from None
+            raise Unavailable(_BUSY, retry_after=RETRY_SECONDS) from None
         except _ChildNotStartedError as error:
             log.error("no process can be started", kind=self._kind, reason=str(error))
             raise Unavailable("the process that reads requests cannot be started", retry_after=RETRY_SECONDS) from None
@@ -159,15 +167,20 @@ class ChildPool:
         self._idle.clear()
 
     async def _ask(self, child: "_Child", question: list[Any], seconds: float) -> list[Any]:
-        computed = child.cpu_seconds()
+        computed, began = child.cpu_seconds(), monotonic()
         asking = asyncio.create_task(child.ask(question))
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.shield(asking)
-        except TimeoutError:
-            if child.cpu_seconds() - computed < _OWN_SHARE * seconds:
-                raise _ChildHeldUpError from None
-            raise ChildTooSlowError from None
+            wait = seconds
+            while not (await asyncio.wait({asking}, timeout=wait))[0]:
+                used, passed = child.cpu_seconds() - computed, monotonic() - began
+                if used >= seconds:
+                    raise ChildTooSlowError
+                if used < _OWN_SHARE * passed:
+                    raise _ChildHeldUpError
+                if passed >= _PATIENCE * seconds:
+                    raise Unavailable(_BUSY, retry_after=RETRY_SECONDS)
+                wait = max(seconds - used, _MIN_WAIT)
+            return asking.result()
         except (EOFError, OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: a closed pipe
             raise ChildDiedError from None
         finally:  # even if the client leaves meanwhile

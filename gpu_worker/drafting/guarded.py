@@ -11,6 +11,7 @@ from penstock.gpu_worker.devices.device import Graphs
 from penstock.gpu_worker.devices.out_of_memory import failure_reason
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.ipc import faults
 from penstock.ipc.messages import StepPlan
 
 log = structlog.get_logger()
@@ -29,6 +30,7 @@ class Guarded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self._drafter: Drafter | None = drafter
         self._error = ""
+        self._before = faults.point("worker.draft")
         self.traits = drafter.traits
 
     def ended(self, rows: Int32Array, ends: Int32Array) -> None:
@@ -40,7 +42,11 @@ class Guarded(Drafter):
     def guess(self, rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:
         """See `Drafter`."""
         nothing = Guesses(np.zeros_like(rows), np.zeros(0, dtype=np.int32))
-        return self._try(lambda drafter: drafter.guess(rows, positions, most), nothing)
+        return self._try(lambda drafter: self._guess(drafter, rows, positions, most), nothing)
+
+    def _guess(self, drafter: Drafter, rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:
+        self._before()
+        return drafter.guess(rows, positions, most)
 
     def computed(self, rows: Int32Array, start: Int32Array, num_new: Int32Array, hidden: Tensor | None) -> None:
         self._try(lambda drafter: drafter.computed(rows, start, num_new, hidden), None)

@@ -25,6 +25,10 @@ Words = npt.NDArray[np.int32]
 _FULL = "too many states"
 """llguidance's message for an automaton that has reached its size limit."""
 
+_NOTHING_FITS = "NoExtension"
+_TOO_COMPLEX = "TooComplex"
+"""Further messages of it."""
+
 _MIN_TOKENS_PER_RENEWAL = 16
 """A row that fills a new automaton within fewer tokens than this would keep creating new ones."""
 
@@ -199,14 +203,19 @@ class GrammarRow:
         assert matcher is not None, "prepare comes first"
         is_complete = matcher.is_stopped()
         self._mask[:] = 0
+        may_end = is_complete
         if not is_complete:
+            may_end = matcher.is_accepting()
             fill_next_token_bitmask(matcher, self._mask)
             is_complete = matcher.is_accepting()
         if not matcher.is_error():
             return is_complete, ""
         if may_renew and self._renew():
             return self._fill_mask(may_renew=may_renew)
-        return False, f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
+        self._mask[:] = 0
+        if may_end:
+            return True, ""  # the text is whole: it ends here instead of going on
+        return False, f"{_stuck(matcher.get_error())} after the first {self._num_outputs} tokens"
 
     def _renew(self) -> bool:
         """Continue with a new automaton, if the one that is shared with other rows is full."""
@@ -239,6 +248,15 @@ class GrammarRow:
                 f"the grammar does not allow token {token_id}, the {self._num_outputs}th of the output: "
                 "the request's other parameters left no other token"
             )
+
+
+def _stuck(said: str) -> str:
+    """Why the library cannot go on, in a sentence for the client."""
+    if _NOTHING_FITS in said:
+        return "the form allows nothing more, though it is not complete,"
+    if _FULL in said or _TOO_COMPLEX in said:
+        return "the form is too complex to go on"
+    return "the form cannot be followed any further"
 
 
 def _bits(token_ids: Iterable[int], num_words: int, num_tokens: int) -> Words:

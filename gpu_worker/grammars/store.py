@@ -1,7 +1,7 @@
 """Grammars, prepared while steps run: each grammar text once, in a thread of the store, and copied for every row.
 
     PrepareGrammar ──▶ known: ready at once
-    PrepareGrammar ──▶ known: ready at once
+                   └─▶ new: the thread builds it; ready when its answer is taken
 
 llguidance releases the GIL while it works, so a grammar that takes a second does not delay steps.
 
@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLTokenizer
 from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.core.config import ConfigError
+from penstock.ipc import faults
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 
 log = structlog.get_logger()
@@ -101,6 +102,7 @@ class GrammarStore:
         self._num_pending = 0
         self._thread: threading.Thread | None = None
         self._epoch = 0
+        self._before = faults.point("worker.grammar")
         self.is_preparing = False
         """Whether there are answers to take, now or soon."""
 
@@ -192,6 +194,7 @@ class GrammarStore:
         try:
             if self._vocabulary is None:
                 self._vocabulary = grammar_vocabulary(self._checkpoint)
+            self._before()
             prototype = Prototype(self._vocabulary, message.grammar, message.num_bytes)
         except ConfigError as error:
             return None, str(error)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.models.vision.tower import Tower
-from penstock.ipc import shared_files
+from penstock.ipc import faults, shared_files
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef, StepPlan
 
 
@@ -34,6 +34,7 @@ class EmbeddingStore:
         self.tower = tower
         self._made: dict[int, Tensor] = {}
         self._waiting: deque[_Encoding] = deque()
+        self._before = faults.point("worker.encode")
         self._turns = Turns()
 
     @property
@@ -91,6 +92,7 @@ class EmbeddingStore:
         message, made = encoding.message, None
         try:
             if encoding.parts is None:
+                self._before()
                 pixels = self._checked(message)
                 encoding.parts = self.tower.encode(pixels, message.grid)
             while (made := next(encoding.parts)) is None and time.perf_counter() < until:

@@ -70,6 +70,27 @@ async def test_sigterm_lets_streams_finish_and_leaves_no_process(checkpoint: Che
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
+async def test_a_second_sigterm_ends_streams_with_a_sentence_and_other_signals_mean_nothing(
+    checkpoint: Checkpoint,
+) -> None:
+    process = await start(checkpoint.folder, "--served-model-name", "m", "--shutdown-timeout", "600")
+    server = Server(process)
+    server.url = (await server.logged("serving"))["url"]
+    for child in (*server.children().values(), psutil.Process(process.pid)):
+        if "text" not in child.name():
+            child.send_signal(signal.SIGUSR1)
+    async with aiohttp.ClientSession() as http:
+        url = f"{server.url}/v1/completions"
+        async with http.post(url, json=body(2000) | {"stream": True}) as response:
+            await response.content.readline()
+            process.send_signal(signal.SIGQUIT)
+            await asyncio.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            said = await asyncio.wait_for(response.content.read(), 60)
+    assert b'"error"' in said
+    assert await asyncio.wait_for(server.ended(), 60) == 0
+
+
 async def test_a_hangup_changes_nothing_and_no_orphan_drains(checkpoint: Checkpoint) -> None:
     """SIGHUP without files to read again is a log line; and when the supervisor is killed nobody waits for streams."""
     process = await start(checkpoint.folder, "--served-model-name", "m", "--shutdown-timeout", "600")

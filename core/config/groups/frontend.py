@@ -72,6 +72,13 @@ class FrontendOptions(Options, frozen=True):
     chat_template: Annotated[str, Meta(description="File with a chat template to use instead of the checkpoint's.")] = (
         ""
     )
+    open_objects: Annotated[
+        bool,
+        Meta(
+            description="Let objects have properties that their JSON schema does not list, as the standard says "
+            "(docs/structured-output.md). By default they have no others, unless the schema speaks of them."
+        ),
+    ] = False
     parse_special_tokens: Annotated[
         bool,
         Meta(

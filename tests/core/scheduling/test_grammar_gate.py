@@ -180,7 +180,7 @@ def test_no_step_runs_beside_a_suspected_grammar() -> None:
     while driver.schedule() is not None or driver.plans:
         driver.execute()
         driver.process()
-    assert driver.scheduler.grammars.trial is not None
+    assert driver.scheduler.grammars.trials.current is not None
     assert driver.schedule() is None
     assert "free" not in names(driver)
     driver.run()

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.recording.lines import Encoded
+from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, DropEmbedding, ImageEncoded, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
@@ -165,6 +166,47 @@ def test_an_image_that_ends_workers_is_found_and_others_live() -> None:
     assert driver.finished["a", 0].error_code == "ends_workers"
     driver.run()
     assert len(driver.outputs["text", 0]) == 4
+
+
+def worker_that_dies_of(driver: Driver, key: bytes) -> bool:
+    """Let the worker encode what it is asked for, in order; return whether it died of this image."""
+    while driver.worker.to_encode:
+        if driver.worker.to_encode[0].key == key:
+            driver.reset_worker()
+            return True
+        driver.prepare()
+    return False
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("num_deaths_elsewhere", [0, 1])
+def test_one_of_several_images_is_found_at_the_second_death(place: int, num_deaths_elsewhere: int) -> None:
+    """However many images come before it, and wherever the first death was."""
+    names = ["cat", "dog", "cow"]
+    names[place] = "kills"
+    images = [image(name, 6 * i, 5) for i, name in enumerate(names)]
+    driver = Driver(make_limits(max_embedding_bytes=1000))
+    driver.add(replace(shows("a", list(range(20)), *images), num_deaths=num_deaths_elsewhere))
+    num_deaths = 0
+    for _ in range(12):
+        driver.schedule()
+        driver._take_images()
+        num_deaths += worker_that_dies_of(driver, images[place].key)
+        if ("a", 0) in driver.finished:
+            break
+    assert driver.finished["a", 0].error_code == "ends_workers"
+    assert num_deaths + num_deaths_elsewhere == 2
+
+
+def test_suspected_images_are_named_to_other_engines() -> None:
+    driver = Driver(make_limits(max_embedding_bytes=1000))
+    driver.add(shows("a", list(range(20)), image("cat", 0, 5), image("kills", 6, 5)))
+    driver.add(shows("b", list(range(20)), image("dog", 0, 5)))
+    driver.schedule()
+    assert worker_that_dies_of(driver, image("kills", 6, 5).key)
+    scheduler = driver.scheduler
+    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.grammars, scheduler.images)
+    assert named == ("a",)
 
 
 def test_an_image_that_one_rank_cannot_embed_is_dropped_by_all() -> None:

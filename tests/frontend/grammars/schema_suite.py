@@ -95,11 +95,22 @@ class Judge:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
+    def next_tokens(self, grammar: str, text: str) -> set[str]:
+        """What may follow a text."""
+        matcher = make_matcher(self.vocabulary, grammar)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        assert matcher.try_consume_tokens(ids) == len(ids)
+        mask = matcher.compute_bitmask()
+        assert not matcher.is_error(), matcher.get_error()
+        return {
+            self._tokenizer.decode([8 * i + bit]) for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
+        }
+
     def verdict(self, case: Case) -> tuple[str, str]:
         """`enforced`, `checked` (some of it at the end only), `refused`, or `wrong`; and why."""
         schema = json.dumps(case.schema)
         try:
-            read = read_grammar(self.vocabulary, "json", schema)
+            read = read_grammar(self.vocabulary, "json", schema, open_objects=True)
         except GrammarError as error:
             # Nothing matches it: there is nothing that could be written.
             return ("enforced" if not any(valid for _, valid in case.instances) else "refused"), str(error)

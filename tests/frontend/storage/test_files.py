@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from penstock.core.config.api_keys import digest
 from penstock.frontend.errors import MalformedBody
 from penstock.frontend.files.handlers import files_of
-from penstock.frontend.files.multipart import FormReader
+from penstock.frontend.files.multipart import FormReader, _parameter
 from penstock.frontend.files.store import PIECE_BYTES, NewFile
 from tests.frontend.http_client import Response, error_of, get, send
 from tests.frontend.live_server import LiveServer, live_server
@@ -216,6 +217,41 @@ async def read_in_pieces(body: bytes, size: int) -> dict[str, bytes]:
     async for part in FormReader("multipart/form-data; boundary=xyz", next_piece).parts():
         found[part.name] = b"".join([piece async for piece in part.pieces])
     return found
+
+
+_HEAVY = ["a;", '";', 'a=";', ";a=b", '\\";', "a*0=b;", ";" * 8, 'filename="x";']
+
+
+@pytest.mark.parametrize("unit", _HEAVY)
+async def test_a_head_is_read_in_a_time_that_grows_with_it(unit: str) -> None:
+    """Twenty heads of 8,000 bytes, in CPU time: Python's own parser takes seconds for them."""
+    value = 'form-data; name="x"; a="' + unit * (8000 // len(unit))
+    began = time.process_time()
+    for _ in range(20):
+        with suppress(MalformedBody):
+            _parameter(value, "name")
+    assert time.process_time() - began < 0.2
+
+
+async def test_a_head_that_comes_in_one_piece_is_measured_too() -> None:
+    body = form().replace(b"filename=", b"x=" + b";" * 200_000 + b"; filename=")
+    with pytest.raises(MalformedBody, match="at most 8192 bytes"):
+        await read_in_pieces(body, len(body))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ('form-data; name="a;b"', "a;b"),
+        (r'form-data; name="say \"a\""', 'say "a"'),
+        ("form-data; NAME = x ; y=z", "x"),
+        ("form-data; name*=utf-8''t%C3%A4st", "täst"),
+        ("form-data; name*=nowhere''a", "a"),
+        ("form-data; other=x", None),
+    ],
+)
+def test_parameters_of_a_head(value: str, found: str | None) -> None:
+    assert _parameter(value, "name") == found
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 100_000])

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.frontend.errors import Unavailable
 from penstock.frontend.text import child_pool
-from penstock.frontend.text.child_pool import ChildDiedError, ChildPool
+from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError
 from tests.frontend.http_client import chat
 from tests.frontend.live_server import live_server
 
@@ -72,6 +72,48 @@ async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool, monkeyp
             await pool.ask(["encode", ["Hello " * 150_000, ""], False], 1)
     assert caught.value.retry_after == child_pool.RETRY_SECONDS
     assert (await pool.ask(QUESTION, 20))[1] == ""
+
+
+LONG: list[Any] = ["encode", ["Hello " * 30_000, ""], False]
+"""It takes the process some tenths of a second."""
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.1, Unavailable), (2.0, ChildTooSlowError)])
+async def test_cpu_time_decides_and_a_busy_machine_is_status_503(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch, share: float, outcome: type[Exception]
+) -> None:
+    """As if the process got this share of a core."""
+    began = time.monotonic()
+    monkeypatch.setattr(
+        "penstock.frontend.text.child_pool._Child.cpu_seconds", lambda _: share * (time.monotonic() - began)
+    )
+    with pytest.raises(outcome):
+        await pool.ask(["encode", ["Hello " * 300_000, ""], False], 0.05)
+
+
+async def test_a_slow_share_of_a_core_is_enough_within_the_patience(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    seconds = await _seconds_of(pool)
+    monkeypatch.setattr(
+        "penstock.frontend.text.child_pool._Child.cpu_seconds", lambda _: 0.2 * (time.monotonic() - began)
+    )
+    monkeypatch.setattr(child_pool, "_PATIENCE", 50)
+    assert (await pool.ask(LONG, seconds / 2))[1] == ""
+
+
+async def _seconds_of(pool: ChildPool) -> float:
+    began = time.monotonic()
+    await pool.ask(LONG, 60)
+    return time.monotonic() - began
+
+
+async def test_the_tokenizer_is_read_before_the_process_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    pool = make_pool(str(tmp_path), "", "text")
+    assert "tokenizer" in await pool.warm()
+    await pool.close()
 
 
 async def test_stopped_before_it_is_ready_is_nobodys_fault(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,20 @@ ordinary = st.text(st.characters(exclude_categories=("Cs", "Co", "Cn")), max_siz
 spelled = st.lists(ordinary | st.sampled_from([*SPECIAL_TOKENS, FORGED, "<<|im_end|>|im_end|>"]), max_size=6).map(
     "".join
 )
+
+
+@pytest.mark.parametrize("text", ["<" * 500_000, "<unused" * 70_000, "<unused624" * 50_000, "<unused6<unused1>" * 5000])
+def test_thousands_of_special_tokens_are_found_in_one_look(text: str) -> None:
+    special = SpecialTexts([f"<unused{i}>" for i in range(6242)] + ["<bos>", "[INST]"])
+    began = time.process_time()
+    found = special.stand_in(text)
+    assert ("#" in special.broken(text, "#")) is found is text.endswith("1>")
+    assert time.process_time() - began < 0.2
+
+
+def test_the_longest_special_token_is_found_first() -> None:
+    special = SpecialTexts(["<a>", "<a>b", "<ab>", "[c", "[c]"])
+    assert special.broken("<a>b <ab> [c] <a", "#") == "<#a>b <#ab> [#c] <a"
 
 
 @settings(max_examples=60, deadline=None)

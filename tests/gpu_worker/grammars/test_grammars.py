@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 from torch import Tensor
 
 from penstock.core.checkpoint.finding.registry import open_checkpoint
@@ -170,6 +172,22 @@ def test_a_row_without_a_next_token_fails_alone(
     assert (failed.finish_reason, failed.error_code) == ("error", "grammar")
     assert error in failed.error
     assert engine.run([PROMPT], good) == [[text]]
+
+
+def test_a_form_that_gets_stuck_ends_with_a_sentence_of_our_own(world: World) -> None:
+    """As if the frontend had not noticed: no number is within these bounds as the library reads them."""
+    number = {"type": "number", "multipleOf": 0.1, "minimum": 0.25, "maximum": 0.35}
+    schema = {"type": "array", "minItems": 1, "prefixItems": [{"const": 1}, number], "items": False}
+    stuck = LLMatcher.grammar_from_json_schema(
+        json.dumps(schema | {"minItems": 2}), overrides={"whitespace_flexible": False}
+    )
+    engine = Tolerant(world.folder, pipeline_depth=1)
+    engine.run([PROMPT], SamplingParams(max_tokens=30, stop_token_ids=(EOS,), grammar=stuck))
+    failed = engine.last_delta["r0", 0]
+    assert (failed.finish_reason, failed.error_code) == ("error", "grammar")
+    assert re.fullmatch(
+        r"the form allows nothing more, though it is not complete, after the first \d+ tokens", failed.error
+    )
 
 
 def test_a_complete_text_leaves_only_stop_tokens(world: World) -> None:
