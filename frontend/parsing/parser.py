@@ -12,6 +12,8 @@ in the raw text, which includes reasoning and calls.
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
@@ -136,6 +138,13 @@ class ParsedCall:
     call_id: str
     name: str
     arguments: str = ""
+
+    def decoded(self) -> Any:
+        """The arguments as a value; None if they are not JSON."""
+        try:
+            return msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
 
 
 @dataclass(slots=True)

@@ -166,7 +166,10 @@ class ReasoningSplitter:
             self._state = "inside"
         elif answer is not None and not self._is_open and known.startswith(answer[0]):
             self._state = "after"
-        elif is_final or not (start.startswith(known) or (answer is not None and answer[0].startswith(known))):
+        elif not self._is_open and known.startswith(self._format.end):  # the model says that it does not reason
+            self._buffer = known[len(self._format.end) :]
+            self._state = "after"
+        elif is_final or not any(mark.startswith(known) for mark in (start, self._format.end, *(answer or ())[:1])):
             self._state = "inside" if self._is_open else "content"
 
     def _look_for_answer(self, *, is_final: bool) -> None:

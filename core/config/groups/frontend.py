@@ -238,6 +238,13 @@ class FrontendOptions(Options, frozen=True):
     shutdown_timeout: Annotated[
         float, Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0)
     ] = 30.0
+    tool_prompt: Annotated[
+        Literal["generic", "none"],
+        Meta(
+            description="How tools are told to a model whose chat template has no place for them: 'generic' describes "
+            "them in the system message; with 'none' such requests are refused."
+        ),
+    ] = "generic"
     tool_call_parser: Annotated[
         Literal[
             "auto",

@@ -7,6 +7,7 @@ from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.calls.json_calls import read_arguments, read_json_string, read_objects
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, regex, repeated, sequence
+from penstock.frontend.text.call_style import calls_as_text
 
 _BETWEEN_CALLS = re.compile(r"[ \t\r\n]*[;,]?[ \t\r\n]*")
 
@@ -120,6 +121,9 @@ class Granite(JsonArrays):
     taught_by = (("<|tool_call|>", "<|start_of_role|>"),)
     ends = (("<|tool_call|>", ""), ("<tool_call>", ""))
 
+    def written(self, calls: list[Any]) -> str:
+        return f"<|tool_call|>{calls_as_text(calls)}"
+
 
 class Phi4Mini(JsonArrays):
     """Both forms are read."""
@@ -129,6 +133,9 @@ class Phi4Mini(JsonArrays):
     example = '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>'
     taught_by = ("<|/tool_call|>", ("<|tool|>", "<|/tool|>"))
     ends = (("<|tool_call|>", "<|/tool_call|>"), ("functools", ""))
+
+    def written(self, calls: list[Any]) -> str:
+        return f"<|tool_call|>{calls_as_text(calls)}<|/tool_call|>"
 
 
 class CommandR(JsonArrays):

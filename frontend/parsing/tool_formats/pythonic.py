@@ -9,6 +9,7 @@ from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, membe
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
 from penstock.frontend.parsing.calls.values import OF_OBJECTS, ArgumentWriter, resolved
 from penstock.frontend.parsing.tool_formats.json_blocks import beginning_of_object, read_bare_objects
+from penstock.frontend.text.call_style import functions_of
 
 _NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
 _ARGUMENT = re.compile(r"[^\s=,(){}\[\]'\"]{0,512}")
@@ -108,6 +109,9 @@ class Lfm2(Pythonic):
     end = "<|tool_call_end|>"
     opening = ""
 
+    def written(self, calls: list[Any]) -> str:
+        return f"{self.starts[0]}[{', '.join(map(_as_python, functions_of(calls)))}]{self.end}"
+
     def start_rule(self, rules: Rules) -> str:
         return rules.mark(self.starts[0])
 
@@ -186,6 +190,12 @@ def arguments_rule(rules: Rules, function: Function) -> str:
     rules.leave_out_of_open(schema)
     one = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {literal_rule(rules, {}, root, PYTHON)}'
     return f'({one} (", " {one})*)?'
+
+
+def _as_python(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    given = arguments if isinstance(arguments, dict) else {}
+    return f"{function['name']}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
 
 
 def _properties(schema: Any) -> dict[str, Any]:

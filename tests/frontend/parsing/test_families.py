@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.core.config.options import FrontendOptions
+from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
-from penstock.frontend.text.chat_template import Chat, ChatTemplate
+from penstock.frontend.text.call_style import Chat
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.template_facts import facts_of
 from penstock.ipc.messages import AddRequest
 from tests.faults.soak import IS_SOAK
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
@@ -41,11 +44,14 @@ SERVED = list(FAMILIES) if IS_SOAK else USUAL  # each with a server of its own
 def test_the_formats_are_found_from_the_template_alone(name: str) -> None:
     family = FAMILIES[name]
     template = ChatTemplate(family.source(name), {})
-    assert template.reads_tools == (family.tools is not None)
-    if family.tools is not None:
-        assert tool_format_of(template.source).name == family.tools
-    found = reasoning_format_of(template.source)
-    assert (found and found.name) == family.reasoning
+    facts = facts_of(template)
+    assert facts.shows_tools == (family.tools is not None)
+    for tools, reasoning in (
+        find_formats(template.source, facts),
+        (tool_format_of(template.source), reasoning_format_of(template.source)),  # by its words alone
+    ):
+        assert tools.name == (family.tools or "generic")
+        assert (reasoning and reasoning.name) == family.reasoning
     assert (FrontendOptions().tool_call_parser, FrontendOptions().reasoning_parser) == ("auto", "auto")
 
 
