@@ -6,6 +6,7 @@ that cannot read what the template writes is never taken, whatever marks it has 
 """
 
 import re
+from dataclasses import replace
 
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.parser import OutputFormat, ParsedMessage, ValidTools, parse_message
@@ -46,6 +47,7 @@ def output_format(turn: Turn, tool_format: ToolFormat, reasoning: ReasoningForma
         reasoning=REASONING_FORMATS["harmony"] if tool_format.name == "harmony" else reasoning,
         is_reasoning_open=reasoning is not None and reasoning.is_opened_by(turn.before),
         is_reasoning_over=reasoning is not None and reasoning.is_closed_by(turn.before),
+        is_answer_open=reasoning is not None and reasoning.is_answered_by(turn.before),
         tools=ValidTools(TOOLS, frozenset(name for name, _ in ARGUMENTS), True, tool_format),
         tool_format=tool_format,
         is_call_open=tool_format.is_opened_by_prompt and turn.before.endswith(tool_format.starts[0]),
@@ -74,5 +76,9 @@ def reads_reasoning(reasoning: ReasoningFormat, facts: TemplateFacts) -> bool:
     """Whether the format reads the reasoning that the template writes."""
     if facts.reasoning is None:
         return False
-    found = read_turn(facts.reasoning, _GENERIC, reasoning)
-    return found.reasoning == THOUGHT and found.content.startswith(ANSWER)
+    form = output_format(facts.reasoning, _GENERIC, reasoning)
+    for is_open in (form.is_reasoning_open, True):  # some templates show past reasoning without its first mark
+        found = parse_message(replace(form, is_reasoning_open=is_open), facts.reasoning.text, "stop")
+        if found.reasoning == THOUGHT and found.content.startswith(ANSWER):
+            return True
+    return False

@@ -98,6 +98,35 @@ class JsonArrays(JsonBlocks):
         return sequence(quoted(opening), calls, quoted(closing))
 
 
+class MiniMaxM1(JsonBlocks):
+    """One block has all objects, one on each line."""
+
+    name = "minimax_m1"
+    models = ("MiniMax M1",)
+    example = '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_calls>'
+    taught_by = ('<tool_calls>\n{"name"',)
+    ends = (("<tool_calls>", "</tool_calls>"),)
+    around = ("\n", "\n")
+
+    def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        return repeated(self.any_call_rule(rules, functions), "\n", parallel=parallel)
+
+
+class CommandRPlus(JsonArrays):
+    """A list of actions in a fenced block. The action that only answers is no call."""
+
+    name = "command_r_plus"
+    models = ("Command R and R+ (tool use)",)
+    example = 'Action:\n```json\n[\n    {"tool_name": "get_weather", "parameters": {"city": "Oslo"}}\n]```'
+    taught_by = (("Action:", "directly-answer"),)
+    ends = (("Action:\n```json\n", "```"), ("Action: ```json\n", "```"))
+    inner = ("[\n    ", ",\n    ", "\n]")
+    arguments_key = "parameters"
+
+    def _opening_of(self, function: Function) -> str:
+        return f'{{"tool_name": {quoted(function.name)}, "parameters": '
+
+
 class Hunyuan(JsonArrays):
     name = "hunyuan"
     models = ("Hunyuan A13B", "Jamba 1.5 to 1.7")
@@ -190,9 +219,14 @@ class Apertus(JsonArrays):
 
 
 def read_known_objects(block: Block) -> Reading[None]:
-    """Read an object or an array of them; after the first call, anything that is not a call ends the block."""
+    """Read objects, or arrays of them; after the first call, anything that is not a call ends the block."""
     try:
         yield from read_objects(block)
+        while True:
+            yield from block.skip()
+            if (yield from block.peek()) != "{":
+                break
+            yield from read_objects(block)
     except NoCallError:
         if not block.has_calls:
             raise
