@@ -221,7 +221,8 @@ TEMPLATES: dict[str, str] = {
     "phi4_mini": _template(_JSON + _COMMA, start="<|tool_call|>[", end="]<|/tool_call|>"),
     "granite": "{# <|start_of_role|> #}" + _template(_JSON + _COMMA, start="<|tool_call|>[", end="]"),
     "hermes": _template("\n<tool_call>\n" + _JSON + "\n</tool_call>"),
-    "minimax_m1": "{# <tool_calls>\\n{\"name\" #}" + _template(_JSON + "\n", start="<tool_calls>\n", end="</tool_calls>"),
+    "minimax_m1": '{# <tool_calls>\\n{"name" #}'
+    + _template(_JSON + "\n", start="<tool_calls>\n", end="</tool_calls>"),
     "hunyuan": _template(_JSON + _COMMA, start="<tool_calls>[", end="]</tool_calls>"),
     "pythonic": "{# [func_name1(params_name1=params_value1)] #}" + _PYTHON
     + _template(_KEYWORDS + _COMMA, start="\n[", end="]"),

@@ -175,11 +175,12 @@ class Glimmer(MiniMaxM2):
         """The grammar of a message to the user that may be followed by calls, or of calls alone."""
         calls = rules.rule(self.calls_rule(rules, functions, parallel=parallel))
         user = sequence(rules.terminal("/ ?to=user/"), rules.mark(self._message))
-        text = rules.text_without("to=", "<|eom|>")
-        following = sequence(f"{text}?", rules.marks(self._next, *self.marks))
         if rules.tokenizer.token_id("<|eom|>") is None:
-            following = rules.rule(rf"/(.|\n)*{regex(self._next)}/", "[lazy]")
-        return rules.rule(f"{calls} | ({user})? ({following} {calls} | {text}?)")
+            following, text = rules.rule(rf"/(.|\n)*{regex(self._next)}/", "[lazy]"), rules.text_without(self._next)
+        else:
+            text = rules.text_without("<|eom|>")
+            following = sequence(f"{text}?", rules.marks(self._next, *self.marks))
+        return rules.rule(f"{calls} | {user} ({following} {calls} | {text}?)")
 
 
 class MiniMaxM3(MiniMaxM2):

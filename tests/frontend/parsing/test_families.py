@@ -74,6 +74,7 @@ def test_every_cut_of_an_output_says_the_same(name: str) -> None:
         form = OutputFormat(
             reasoning=reasoning,
             is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt),
+            is_answer_open=reasoning is not None and reasoning.is_answered_by(prompt),
             tools=ValidTools(TOOLS, names, True, tool_format) if tool_format is not None else None,
             tool_format=tool_format,
         )
@@ -174,7 +175,7 @@ def test_past_calls_are_shown_as_the_model_writes_them(name: str) -> None:
 
     turn = rendered([USER, message]).removeprefix(rendered([USER]))
     tool_format = TOOL_FORMATS[str(family.tools)]
-    reasoning = REASONING_FORMATS["harmony"] if name == "gpt_oss" else None
+    reasoning = REASONING_FORMATS[str(family.reasoning)] if name in ("gpt_oss", "kimi_k3", "minimax_m3") else None
     names = frozenset(tool["function"]["name"] for tool in TOOLS)
     form = OutputFormat(reasoning=reasoning, tools=ValidTools(TOOLS, names, True, tool_format), tool_format=tool_format)
     _, _, found = assert_same_at_every_cut(form, turn)
