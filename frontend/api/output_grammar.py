@@ -121,7 +121,8 @@ def _reasoning(rules: Rules, output_format: OutputFormat) -> str:
         return inside
     opening = sequence(_mark(rules, marks, marks.start), quoted(marks.label) if marks.label else "")
     before = f"{rules.terminal('/[ ]/')}? " if marks.tokens else ""  # a name may follow the prompt without a blank
-    return f"({before}{opening} {inside})?"
+    # A model may also begin with the end mark, which says that it does not reason.
+    return f"({before}{opening} {inside} | {_mark(rules, marks, marks.end)} {space}?)?"
 
 
 def _mark(rules: Rules, marks: ReasoningFormat, text: str) -> str:

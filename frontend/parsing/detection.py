@@ -29,11 +29,11 @@ def find_formats(source: str, facts: TemplateFacts) -> tuple[ToolFormat, Reasoni
         return tool_format_of(source) if facts.shows_tools else _GENERIC, reasoning
     taught = [each for each in TOOL_FORMATS.values() if each is not _GENERIC and each.is_taught_by(source)]
     others = [tool_format for name, tool_format in TOOL_FORMATS.items() if name not in _LENIENT]
-    found = _GENERIC
-    for tool_format in reversed((*taught, *others)):
-        is_read, is_clean = reads_calls(tool_format, reasoning, facts)
-        found = tool_format if is_clean or (is_read and not reads_calls(found, reasoning, facts)[1]) else found
-    return found, reasoning
+    text = facts.calls.text
+    readers = [(reads_calls(each, reasoning, facts), each) for each in (*taught, *others)]
+    # Of several that read everything, the one whose first mark is there: that one also writes it.
+    (is_read, _), best = max(readers, key=lambda reader: (*reader[0], reader[1].starts[0] in text))
+    return best if is_read else _GENERIC, reasoning
 
 
 def read_turn(turn: Turn, tool_format: ToolFormat, reasoning: ReasoningFormat | None) -> ParsedMessage:

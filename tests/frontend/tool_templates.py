@@ -84,6 +84,17 @@ TEMPLATES: dict[str, str] = {
         start="\n\n<｜DSML｜function_calls>",
         end="\n</｜DSML｜function_calls>",
     ),
+    "deepseek_v4": _template(
+        _xml(
+            '\n<｜DSML｜invoke name="{{ c.name }}">\n',
+            '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+            + _PLAIN
+            + "</｜DSML｜parameter>",
+            "</｜DSML｜invoke>",
+        ),
+        start="\n\n<｜DSML｜tool_calls>",
+        end="\n</｜DSML｜tool_calls>",
+    ),
     "deepseek_v3": _template(
         _DEEPSEEK.format("function<｜tool▁sep｜>{{ c.name }}\n```json\n{{ c.arguments | tojson }}\n```")
         + "{{ '\n' if not loop.last }}",
@@ -218,6 +229,7 @@ TEMPLATES: dict[str, str] = {
         ">>>{{ c.name }}\n{{ c.arguments | tojson }}", content="{{ '>>>all\n' + m.content if m.content }}"
     ),
     "functionary_v31": _template("<function={{ c.name }}>{{ c.arguments | tojson }}</function>"),
+    "firefunction": "{# functools[...] #}" + _template(_JSON + _COMMA, start=" functools[", end="]"),
     "phi4_mini": _template(_JSON + _COMMA, start="<|tool_call|>[", end="]<|/tool_call|>"),
     "granite": "{# <|start_of_role|> #}" + _template(_JSON + _COMMA, start="<|tool_call|>[", end="]"),
     "hermes": _template("\n<tool_call>\n" + _JSON + "\n</tool_call>"),

@@ -255,6 +255,8 @@ class FrontendOptions(Options, frozen=True):
             "deepseek_v3",
             "deepseek_v31",
             "deepseek_v32",
+            "deepseek_v4",
+            "firefunction",
             "function_gemma",
             "functionary_v31",
             "functionary_v32",

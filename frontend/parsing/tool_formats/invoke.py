@@ -95,7 +95,7 @@ class DeepSeekV32(MiniMaxM2):
     """Tags are marked as DSML, and an attribute says whether a value is a string."""
 
     name = "deepseek_v32"
-    models: ClassVar[tuple[str, ...]] = ("DeepSeek V3.2", "DeepSeek V4")
+    models: ClassVar[tuple[str, ...]] = ("DeepSeek V3.2",)
     example = (
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
         '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
@@ -123,6 +123,16 @@ class DeepSeekV32(MiniMaxM2):
         if kinds and (kinds == {"string"} or "string" not in kinds):
             return quoted(f'" string="{"true" if "string" in kinds else "false"}">')
         return sequence(quoted('" string="'), '("true" | "false")', quoted('">'))
+
+
+class DeepSeekV4(DeepSeekV32):
+    """The block has another name; both are read."""
+
+    name = "deepseek_v4"
+    models: ClassVar[tuple[str, ...]] = ("DeepSeek V4",)
+    example = DeepSeekV32.example.replace("function_calls", "tool_calls")
+    taught_by = ("｜DSML｜tool_calls",)
+    starts = ("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>")
 
 
 class Glimmer(MiniMaxM2):

@@ -98,6 +98,16 @@ class JsonArrays(JsonBlocks):
         return sequence(quoted(opening), calls, quoted(closing))
 
 
+class FireFunction(JsonArrays):
+    """A word opens the array."""
+
+    name = "firefunction"
+    models = ("FireFunction v2",)
+    example = 'functools[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
+    taught_by = ("functools[",)
+    ends = (("functools", ""),)
+
+
 class MiniMaxM1(JsonBlocks):
     """One block has all objects, one on each line."""
 
@@ -268,7 +278,7 @@ class BareObjects(JsonBlocks):
         for function in functions:
             opening = rules.text_until_line(regex(self._opening_of(function)))
             openings.append(sequence(opening, rules.json(function.arguments), '"}"'))
-        more = self.block_rule(rules, functions, parallel=parallel)
+        more = BareObjects.block_rule(self, rules, functions, parallel=parallel)
         calls = f"({' | '.join(openings)})" + (f" ({quoted(separator)} {more})*" if parallel else "")
         begins = beginning_of_object(self.arguments_key)
         return f"{rules.rule(calls)} | {rules.text_without_lines(begins, *self.starts[:1])}?"

@@ -15,7 +15,7 @@ _CALL, _CALL_END = f'{_OPEN}call tool="', f"{_CLOSE}call{_SEP}"
 _ARGUMENT, _ARGUMENT_END = f'{_OPEN}argument key="', f"{_CLOSE}argument{_SEP}"
 _JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
 _MESSAGE_END = f"{_CLOSE}message{_SEP}"
-_NO_ANSWER = f"{_OPEN}response{_SEP}{_CLOSE}response{_SEP}"
+_ANSWER, _ANSWER_END = f"{_OPEN}response{_SEP}", f"{_CLOSE}response{_SEP}"
 _NAME = re.compile(r'[^"\n<>]{0,256}')
 _KINDS = ("string", "number", "boolean", "object", "array", "null")
 
@@ -83,7 +83,16 @@ class KimiK3(ToolFormat):
 
     def calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         calls = super().calls_rule(rules, functions, parallel=parallel)
-        return sequence(f"({rules.marks(_NO_ANSWER, *self.marks)})?", calls)
+        return sequence(f"({rules.marks(_ANSWER + _ANSWER_END, *self.marks)})?", calls)
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of an answer, whose first mark may be in the prompt, and of calls behind it."""
+        if rules.tokenizer.token_id(_OPEN) is None:
+            return super().text_rule(rules, functions, parallel=parallel)
+        before, behind = (f"({rules.marks(mark, *self.marks)})?" for mark in (_ANSWER, _ANSWER_END))
+        calls = sequence(self.start_rule(rules), self.block_rule(rules, functions, parallel=parallel))
+        end = rules.marks(_MESSAGE_END, *self.marks)
+        return sequence(before, f"{rules.text_without(_OPEN, _CLOSE)}?", behind, f"({calls} | {end})?")
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         call = sequence(

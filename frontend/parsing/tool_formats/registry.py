@@ -7,11 +7,12 @@ from penstock.frontend.parsing.tool_formats.generic import Generic
 from penstock.frontend.parsing.tool_formats.gigachat import GigaChat, GigaChat3
 from penstock.frontend.parsing.tool_formats.glm import Glm, Glm47, Hy3
 from penstock.frontend.parsing.tool_formats.harmony import Harmony
-from penstock.frontend.parsing.tool_formats.invoke import DeepSeekV32, Glimmer, MiniMaxM2, MiniMaxM3
+from penstock.frontend.parsing.tool_formats.invoke import DeepSeekV4, DeepSeekV32, Glimmer, MiniMaxM2, MiniMaxM3
 from penstock.frontend.parsing.tool_formats.json_blocks import (
     Apertus,
     CommandR,
     CommandRPlus,
+    FireFunction,
     Granite,
     Hermes,
     Hunyuan,
@@ -33,6 +34,7 @@ _ALL: tuple[ToolFormat, ...] = (
     Harmony(),
     MistralNamed(),
     Mistral(),
+    DeepSeekV4(),
     DeepSeekV32(),
     DeepSeekV3(),
     DeepSeekV31(),
@@ -62,6 +64,7 @@ _ALL: tuple[ToolFormat, ...] = (
     Olmo3(),
     FunctionaryV32(),
     FunctionaryV31(),
+    FireFunction(),
     Phi4Mini(),
     Granite(),
     Hermes(),
