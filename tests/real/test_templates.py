@@ -61,6 +61,7 @@ NOT_WRITTEN: dict[str, str] = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": _COMPACT,
     "meetkai-functionary-medium-v3.2": _COMPACT,
     "StepFun3.5-Flash": _LINES,
+    "Reka-Edge": _LINES,
     "inclusionai-ling-3.0-flash": _LINES,
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": _PROMPT,
     "CohereForAI-c4ai-command-r-plus-tool_use": "it indents the objects, and writes its instructions behind them",

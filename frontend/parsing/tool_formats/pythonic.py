@@ -104,7 +104,9 @@ class Lfm2(Pythonic):
     name = "lfm2"
     models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
     example = "<|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>"
-    taught_by: ClassVar[Taught] = ("<|tool_call_start|>", "<|tool_list_start|>")
+    taught_by: ClassVar[Taught] = (
+        "<|tool_call_start|>", "<|tool_list_start|>", ("List of tools: ", "<|im_start|>")
+    )  # fmt: skip
     starts = ("<|tool_call_start|>",)
     end = "<|tool_call_end|>"
     opening = ""
