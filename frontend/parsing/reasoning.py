@@ -110,7 +110,7 @@ REASONING_FORMATS = {
         ),
         ReasoningFormat(
             "glimmer", ("Muse Glimmer",), "to=self<|message|>", "<|eom|><|start|>assistant",
-            answer=("to=user<|message|>", "<|eot|>"), hints=("<|eom|>",),
+            answer=("to=user<|message|>", "<|eot|>"), hints=("to=self", "<atem:"),
             tokens=("<|message|>", "<|eom|>", "<|start|>", "<|eot|>"),
         ),
         ReasoningFormat(

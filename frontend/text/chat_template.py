@@ -87,7 +87,7 @@ class ChatTemplate:
         self._has_date = self._has_text_variable and "datetime" in variables
         self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(sandbox.globals)
         """The variables that a request may set through `chat_template_kwargs`: only those that the template reads."""
-        self._roles: dict[str, bool] = {}  # whether a role that is not a usual one is shown
+        self._dropped_roles: dict[str, bool] = {}  # whether messages of an unusual role are left out without a word
 
     def render(
         self,
@@ -134,18 +134,21 @@ class ChatTemplate:
     def _check_roles(self, messages: Chat) -> None:
         for index, message in enumerate(messages):
             role = message["role"]
-            if role not in _KNOWN_ROLES and not self._shows_role(role):
+            if role not in _KNOWN_ROLES and self._drops_role(role):
                 raise TemplateFailed(
                     f"messages[{index}]: the chat template does not show messages of role {role!r}", param="messages"
                 )
 
-    def _shows_role(self, role: str) -> bool:
-        if role not in self._roles:
-            if len(self._roles) == _MAX_ROLES:
-                self._roles.clear()
+    def _drops_role(self, role: str) -> bool:
+        if role not in self._dropped_roles:
+            if len(self._dropped_roles) == _MAX_ROLES:
+                self._dropped_roles.clear()
             said = [{"role": "user", "content": NAME}, {"role": role, "content": VALUE}]
-            self._roles[role] = self._generates(VALUE, said)
-        return self._roles[role]
+            try:
+                self._dropped_roles[role] = VALUE not in self._write(said, None, True, {}, _PROBE_CHARS)
+            except ApiError:
+                self._dropped_roles[role] = False  # the template says itself that it refuses the role
+        return self._dropped_roles[role]
 
     def _write(
         self, chat: Chat, tools: Tools, add_generation_prompt: bool, variables: dict[str, Any], max_chars: int

@@ -75,7 +75,11 @@ class Shape:
         chat = made.finish()
         if self.calls == "apart" and self.style.calls_as == "calls":
             chat = _one_call_each(chat)
-        return [styled for message in chat for styled in self.style.apply(message)], self.tool_fields.fill(tools)
+        styled: Chat = []
+        for message in chat:
+            is_plain = message["role"] != "assistant" and None not in message.values()
+            styled += [message] if is_plain else self.style.apply(message)
+        return styled, tools and self.tool_fields.fill(tools)
 
 
 class _Conversation:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.frontend.text.call_style import Tools, functions_of
+from penstock.frontend.text.call_style import functions_of
 from penstock.frontend.text.sandbox import tojson
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
@@ -22,9 +22,9 @@ class ToolFields:
     types: bool = False
     """Whether each schema must have one type: of a list or of alternatives, the first that is not null is shown."""
 
-    def fill(self, tools: Tools) -> Tools:
+    def fill(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The tools with these fields."""
-        return tools and [{**tool, "function": self._function(tool["function"])} for tool in tools]
+        return [{**tool, "function": self._function(tool["function"])} for tool in tools]
 
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
         filled = {"name": function.get("name"), "description": "", **function} if self.descriptions else {**function}

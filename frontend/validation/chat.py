@@ -153,7 +153,7 @@ def validate_conversation(
         tools=tools,
         warnings=warnings,
         images=tuple(images),
-        example="" if rules.tool_format is None else rules.tool_format.abstract_example,
+        example=rules.tool_format.abstract_example if tools and rules.tool_format is not None else "",
     )
 
 
@@ -185,7 +185,9 @@ def _message(
         )
     content = _content(f"{field}.content", message.get("content"), limits, images)
     if content is None and role != "assistant":
-        content = ""  # agents send results without a text
+        if "content" not in message and role != "tool":
+            raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
+        content = ""
     if role == "assistant" and isinstance(content, list):
         raise InvalidParameter(f"{field}: what the model has said holds no images", param=f"{field}.content")
     known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}

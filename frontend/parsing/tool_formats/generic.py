@@ -8,7 +8,7 @@ from typing import Any
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.format import Schemas
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, quoted, regex
-from penstock.frontend.parsing.tool_formats.json_blocks import BareObjects, beginning_of_object, read_bare_objects
+from penstock.frontend.parsing.tool_formats.json_blocks import BareObjects, read_bare_objects
 from penstock.frontend.parsing.tool_formats.mistral import Mistral
 from penstock.frontend.text.tool_prompt import generic_calls
 
@@ -52,7 +52,7 @@ class Generic(BareObjects):
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         bare = super().block_rule(rules, functions, parallel=parallel)
-        begins, mark = beginning_of_object(self.arguments_key), regex(self.starts[0])
+        begins, mark = self.beginning(functions), regex(self.starts[0])
         no_call = rf"~/((.|\n)*\n)?[ \t\r]*{begins}(.|\n)*/"
         is_token = rules.tokenizer.token_id(self.starts[0]) is not None
         text = rules.text_without_lines(begins, *self.starts[:1])

@@ -263,6 +263,10 @@ class BareObjects(JsonBlocks):
     def start_rule(self, rules: Rules) -> str:  # only its own brace opens a call
         return ""
 
+    def beginning(self, functions: list[Function]) -> str:
+        """A regular expression for the beginning of a call without a mark."""
+        return beginning_of_object(self.arguments_key)
+
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of a call. It is all JSON, because only the keys may tell it from other JSON."""
         calls = []
@@ -280,7 +284,7 @@ class BareObjects(JsonBlocks):
             openings.append(sequence(opening, rules.json(function.arguments), '"}"'))
         more = BareObjects.block_rule(self, rules, functions, parallel=parallel)
         calls = f"({' | '.join(openings)})" + (f" ({quoted(separator)} {more})*" if parallel else "")
-        begins = beginning_of_object(self.arguments_key)
+        begins = self.beginning(functions)
         return f"{rules.rule(calls)} | {rules.text_without_lines(begins, *self.starts[:1])}?"
 
 
@@ -314,19 +318,3 @@ def _moved(schema: Any, place: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
     return moved
-
-
-class Llama3Json(BareObjects):
-    """Objects with the key `parameters`, and ';' between them. Without the mark they must name offered tools."""
-
-    name = "llama3_json"
-    models = ("Llama 3.1", "Llama 3.2", "Llama 3.3")
-    example = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
-    taught_by = ("<|python_tag|>", "<|start_header_id|>")
-    ends = (("<|python_tag|>", ""),)
-    separator = "; "
-    arguments_key = "parameters"
-
-    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        yield from block.skip()
-        yield from read_bare_objects(block, known_only=not mark)

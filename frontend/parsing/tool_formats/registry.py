@@ -17,12 +17,12 @@ from penstock.frontend.parsing.tool_formats.json_blocks import (
     Hermes,
     Hunyuan,
     InternLm,
-    Llama3Json,
     MiniMaxM1,
     Nemotron,
     Phi4Mini,
 )
 from penstock.frontend.parsing.tool_formats.kimi_k3 import KimiK3
+from penstock.frontend.parsing.tool_formats.llama import Llama3Json
 from penstock.frontend.parsing.tool_formats.minicpm5 import MiniCpm5
 from penstock.frontend.parsing.tool_formats.mistral import Mistral, MistralNamed
 from penstock.frontend.parsing.tool_formats.pythonic import Gemma3, Lfm2, Olmo3, Pythonic
