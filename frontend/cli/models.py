@@ -24,9 +24,9 @@ from penstock.core.checkpoint.gguf.container import part_paths
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.config import Config, ConfigError, LogOptions, ModelOptions
-from penstock.frontend.parsing.detection import find_formats
+from penstock.frontend.parsing.reasoning import reasoning_format_of
+from penstock.frontend.parsing.tool_formats.registry import tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.text.template_facts import facts_of
 from penstock.frontend.text.tokenizer import special_tokens_of
 from penstock.ipc.logs import flush_logs, setup_logging
 from penstock.ipc.process import EXIT_CONFIG
@@ -201,10 +201,10 @@ def _chat(checkpoint: Checkpoint) -> Chat | None:
     source = checkpoint.chat_template()
     if source is None:
         return None
-    facts = facts_of(ChatTemplate(source, special_tokens_of(checkpoint)))
-    tools, reasoning = find_formats(source, facts)
-    takes_tools = facts.shows_tools or facts.calls is not None
-    return Chat(tools.name if takes_tools else None, None if reasoning is None else reasoning.name)
+    # By its words: here it is not rendered, which may take for ever.
+    tools, reasoning = tool_format_of(source).name, reasoning_format_of(source)
+    takes_tools = tools != "generic" or ChatTemplate(source, special_tokens_of(checkpoint)).has_tool_variable
+    return Chat(tools if takes_tools else None, None if reasoning is None else reasoning.name)
 
 
 def _weigh(path: Path, model: Model) -> int:

@@ -56,7 +56,8 @@ def output_format(turn: Turn, tool_format: ToolFormat, reasoning: ReasoningForma
 
 def reads_calls(tool_format: ToolFormat, reasoning: ReasoningFormat | None, facts: TemplateFacts) -> tuple[bool, bool]:
     """Whether the format reads the calls that the template writes, and whether no text is left beside them."""
-    if facts.calls is None:
+    has_channels = reasoning is not None and reasoning.has_channels  # which are read by one format alone
+    if facts.calls is None or (has_channels and tool_format.name != "harmony"):
         return False, False
     found = read_turn(facts.calls, tool_format, reasoning)
     calls = [(call.name, call.decoded()) for call in found.calls]

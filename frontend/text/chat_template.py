@@ -83,6 +83,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
         self._tool_variables = [name for name in _TOOL_VARIABLES if name in variables]
+        self.has_tool_variable = bool(self._tool_variables) or _TEXT_VARIABLE in variables
+        """Whether it reads a variable with tools; what it does with them, only rendering shows."""
         self._has_text_variable = _TEXT_VARIABLE in variables
         self._has_date = self._has_text_variable and "datetime" in variables
         self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(sandbox.globals)

@@ -130,6 +130,18 @@ CONVERSATIONS: dict[str, Conversation] = {
         ("Quince", "Dill"),
     ),
     "another role": Conversation((says("user", "Quince"), says("critic", "Sumac")), ("Quince", "Sumac")),
+    "an image": Conversation(
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Quince"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                ],
+            },
+        ),
+        ("Quince",),
+    ),
     "tools": Conversation(
         (says("system", "Juniper"), says("user", "Quince")), ("Juniper", "Quince", "get_weather"), TOOLS
     ),

@@ -50,6 +50,7 @@ _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
 _RULES = Rules(("m",), 8, 1 << 20, 1 << 20, (2,), SamplingDefaults())
 
 REFUSED: dict[str, str] = {
+    "an image": "the model reads no images; to leave one out would be to answer another question",
     "another role": "the template would drop the message, or refuses the role: no engine can show it",
 }
 """Conversations that a template may refuse in a sentence, and why no engine could do better."""
