@@ -10,6 +10,7 @@ import pytest
 from penstock.frontend.errors import TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation
 from penstock.frontend.text.tool_prompt import ToolFields
+from penstock.ipc.messages import AddRequest
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import chat, error_of, post
@@ -276,7 +277,8 @@ def test_every_api_brings_its_messages_into_shape(strict: LiveServer, route: str
     if route == "/tokenize":
         tokens = answer.json()["tokens"]
     else:
-        [request] = [got for got in strict.do(lambda: list(strict.scheduler.received)) if hasattr(got, "sampling")]
+        received = strict.do(lambda: list(strict.scheduler.received))
+        [request] = [got for got in received if isinstance(got, AddRequest)]
         tokens = prompt_ids(request)
     prompt = strict.tokenizer.decode(tokens)
     assert [prompt.count(word) for word in ("Juniper", "Lovage", "Quince", "Tarragon")] == [1, 1, 1, 1], prompt
