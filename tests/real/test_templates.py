@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,7 @@ def learned(name: str) -> tuple[ChatTemplate, TemplateFacts, TextModel]:
 def rendered(name: str, conversation: Conversation) -> Rendered:
     """What a server makes of a request."""
     template, _, model = learned(name)
-    rules = Rules(
-        *("m",), 8, 1 << 20, 1 << 20, (2,), SamplingDefaults(), model.tool_format, hides_calls=model.hides_calls
-    )  # type: ignore[misc]
+    rules = replace(_RULES, tool_format=model.tool_format, hides_calls=model.hides_calls)
     request = ChatRequest(model="m", messages=list(conversation.messages), tools=list(conversation.tools) or None)
     return template.render_conversation(validate_chat(request, rules, template).conversation)
 
@@ -147,15 +146,7 @@ def form_of(turn: Turn, model: TextModel, **changes: Any) -> OutputFormat:
     names = frozenset(called for called, _ in ARGUMENTS)
     tools = [{**tool, "function": {**tool["function"], "strict": changes.pop("strict", False)}} for tool in TOOLS]
     valid = ValidTools(tools, names, True, model.tool_format, is_forced=changes.pop("forced", False))
-    return OutputFormat(
-        reasoning=form.reasoning,
-        is_reasoning_open=form.is_reasoning_open,
-        is_reasoning_over=form.is_reasoning_over,
-        is_answer_open=form.is_answer_open,
-        tools=valid,
-        tool_format=model.tool_format,
-        is_call_open=form.is_call_open,
-    )
+    return replace(form, tools=valid)
 
 
 @pytest.mark.parametrize("name", SOURCES)
