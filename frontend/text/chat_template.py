@@ -40,6 +40,7 @@ _TEXT_VARIABLE = "functions"
 _PROBE_CHARS = 1 << 20
 _KNOWN_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _MAX_ROLES = 64
+_MAX_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +241,20 @@ _ALL_FIELDS = ToolFields(descriptions=True, parameters=True, types=True)
 
 def _lost(messages: Chat, text: str) -> Iterator[str]:
     """Warnings about instructions and questions whose text the prompt does not have."""
+    at = num_told = 0
     for index, message in enumerate(messages):
         content = message.get("content")
-        if message["role"] in ("system", "developer", "user") and isinstance(content, str):
-            said = content.strip()
-            if said and said not in text:
-                yield f"messages[{index}]: the chat template does not show this text as it was sent"
+        if message["role"] not in ("system", "developer", "user") or not isinstance(content, str):
+            continue
+        said = content.strip()
+        place = text.find(said, at)  # texts come in the order of the messages: each is found soon
+        place = place if place >= 0 else text.find(said)
+        at = max(place, 0)
+        if place < 0:
+            yield f"messages[{index}]: the chat template does not show this text as it was sent"
+            num_told += 1
+            if num_told == _MAX_TOLD:
+                return
 
 
 def _joined(pieces: Iterator[str], max_chars: int) -> str:
