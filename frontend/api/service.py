@@ -27,6 +27,7 @@ from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation
 from penstock.frontend.errors import (
+    ApiError,
     ContextLengthExceeded,
     InvalidParameter,
     InvalidRequest,
@@ -50,6 +51,7 @@ from penstock.frontend.streams.kept import Bounds
 from penstock.frontend.streams.siblings import Siblings
 from penstock.frontend.text.chat_template import ValidConversation
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, check_text_size
 from penstock.frontend.validation.completion import ValidCompletion
@@ -125,7 +127,8 @@ class PromptReader:
             ContextLengthExceeded: if the text is too long to fit, however it is tokenized.
             InvalidImage: an image cannot be read.
         """
-        text, seam = await self._render(conversation, rules)
+        text, seam, warnings = await self._render(conversation, rules)
+        record.warnings += warnings
         check_text_size("messages", text, rules)
         if conversation.images and self.images is not None:
             return await self._with_images(self.images, conversation, text, seam, record, add_special_tokens)
@@ -198,7 +201,18 @@ class PromptReader:
             raise InvalidParameter(f"{field} cannot be tokenized: {error}", param=field)
         return [int(token_id) for token_id in token_ids]
 
-    async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str]:
+    async def look(self) -> TemplateFacts | None:
+        """What the chat template shows; None if it does not end, or the process cannot be asked."""
+        try:
+            facts, error = await self._children.ask(["look", None, None], MAX_RENDER_SECONDS)
+            if not error:
+                return msgspec.convert(facts, TemplateFacts)
+        except (ChildTooSlowError, ChildDiedError, ChildUnusableError, ApiError, msgspec.ValidationError) as failed:
+            error = str(failed) or type(failed).__name__
+        log.warning("the chat template cannot be tried out: formats are found by its words", reason=error)
+        return None
+
+    async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str, list[str]]:
         limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
         if conversation.images:
             conversation = replace(conversation, images=())  # their places are in the messages
@@ -221,8 +235,8 @@ class PromptReader:
                 f"{rules.max_model_len} tokens of context hold at most {limit} bytes",
                 param="messages",
             )
-        text, seam = rendered
-        return str(text), str(seam)
+        text, seam, warnings = rendered
+        return str(text), str(seam), warnings
 
 
 class Generations:
@@ -384,6 +398,12 @@ class Service:
         num_tokens = min(num_bytes, num_prompts * (self.max_model_len or num_bytes))
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
+    async def learn(self) -> None:
+        """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests."""
+        facts = await self.prompts.look() if self.model.template is not None else None
+        if facts is not None:
+            self.model = self.model.with_facts(facts, self.config.frontend)
+
     def rules(self) -> Rules:
         """This server's limits, and the facts about the model that the engine has reported so far."""
         facts = self.engine.last_facts
@@ -396,6 +416,8 @@ class Service:
             eos_token_ids=tuple(token_id for token_id in self.model.eos_token_ids if token_id < vocab_size),
             defaults=self.model.defaults,
             tool_format=self.model.tool_format,
+            hides_calls=self.model.hides_calls,
+            no_tools=self.model.no_tools,
             images=self.image_limits,
             has_drafts=facts is None or bool(facts.max_drafts),
         )

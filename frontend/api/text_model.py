@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -11,14 +11,16 @@ from penstock.core.checkpoint.embeddings import Embeddings, embeddings_of
 from penstock.core.checkpoint.files.source import Checkpoint, eos_token_ids
 from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.config import Config
+from penstock.core.config import Config, FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.text.infill import Infill, infill_of
+from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from penstock.frontend.validation.common import SamplingDefaults
+from penstock.frontend.validation.common import NO_TOOLS, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,28 @@ class TextModel:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     embeddings: Embeddings = field(default_factory=Embeddings)
     digest: str = ""  # of everything that turns requests into tokens, and tokens into text
+    hides_calls: bool = False  # the template shows tools, but no past calls
+    no_tools: str = NO_TOOLS  # why there is no tool format, if so
+
+    def with_facts(self, facts: TemplateFacts, options: FrontendOptions) -> "TextModel":
+        """The model, with the formats that its chat template was seen to use."""
+        source = "" if self.template is None else self.template.source
+        tool_format, no_tools = self.tool_format, self.no_tools
+        found, found_reasoning = find_formats(source, facts)
+        if options.tool_call_parser == "auto":
+            tool_format = found
+        if tool_format is not None and not facts.shows_tools and options.tool_prompt == "none":
+            tool_format, no_tools = None, "this model's chat template does not take tools"
+        reasoning_format = self.reasoning_format
+        if options.reasoning_parser == "auto":
+            reasoning_format = found_reasoning
+        return replace(
+            self,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+            hides_calls=facts.shows_tools and facts.calls is None,
+            no_tools=no_tools,
+        )
 
 
 def load_text_model(config: Config) -> TextModel:

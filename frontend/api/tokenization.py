@@ -25,7 +25,7 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
     check_model(request.model, rules)
     model = service.model
     if request.messages is not None:
-        tools = validate_tools(request.tools, None, None, model.template, rules.tool_format)
+        tools = validate_tools(request.tools, None, None, model.template, rules)
         conversation = validate_conversation(
             request.messages,
             rules,

@@ -201,9 +201,10 @@ def _chat(checkpoint: Checkpoint) -> Chat | None:
     source = checkpoint.chat_template()
     if source is None:
         return None
-    reasoning = reasoning_format_of(source)
-    takes_tools = ChatTemplate(source, special_tokens_of(checkpoint)).reads_tools
-    return Chat(tool_format_of(source).name if takes_tools else None, None if reasoning is None else reasoning.name)
+    # By its words: here it is not rendered, which may take for ever.
+    tools, reasoning = tool_format_of(source).name, reasoning_format_of(source)
+    takes_tools = tools != "generic" or ChatTemplate(source, special_tokens_of(checkpoint)).has_tool_variable
+    return Chat(tools if takes_tools else None, None if reasoning is None else reasoning.name)
 
 
 def _weigh(path: Path, model: Model) -> int:

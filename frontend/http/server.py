@@ -87,6 +87,7 @@ class Server:
         `on_ready` is called once, when requests can be served.
         """
         await self.service.meet_siblings(self._name)
+        await self.service.learn()
         for runner, listener in zip(self._runners, listeners, strict=True):
             await runner.setup()
             await runner.listen(listener, self._tls)
@@ -95,7 +96,6 @@ class Server:
             facts = {"tls": self._tls is not None, "admin": is_admin, "model": self.service.model.names[0]}
             log.info("listening", host=host, port=port, **facts)
             self._tasks.append(asyncio.create_task(runner.watch()))
-        self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.generations.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
         self._tasks.append(asyncio.create_task(self._share_metrics()))

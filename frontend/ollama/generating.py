@@ -150,7 +150,7 @@ def _chatting(
     chat.include_reasoning = request.think is not False
     if model.template is None:
         raise InvalidRequest(f"{name!r} does not support chat: it has no chat template; /api/generate continues texts")
-    if chat.tools and (model.tool_format is None or not model.template.reads_tools):
+    if chat.tools and model.tool_format is None:
         raise UnsupportedParameter(f"{name!r} does not support tools", param="tools")
     checked = validate_chat(chat, rules, model.template)
     valid = replace(checked, common=with_options(checked.common, request, options, warnings, rules))

@@ -219,7 +219,7 @@ def _digest(service: Service) -> str:
 def _capabilities(service: Service) -> list[str]:
     model = service.model
     found = ["completion"]
-    if model.tool_format is not None and model.template is not None and model.template.reads_tools:
+    if model.tool_format is not None and model.template is not None:
         found.append("tools")
     if model.infill is not None:
         found.append("insert")

@@ -12,6 +12,8 @@ in the raw text, which includes reasoning and calls.
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
@@ -58,6 +60,7 @@ class OutputFormat:
     reasoning: ReasoningFormat | None = None
     is_reasoning_open: bool = False  # the prompt ends inside reasoning
     is_reasoning_over: bool = False  # the prompt ends after reasoning
+    is_answer_open: bool = False  # the prompt ends with the mark that opens the answer
     include_reasoning: bool = True
     tools: ValidTools | None = None
     tool_format: ToolFormat | None = None  # None: no calls are looked for
@@ -88,7 +91,8 @@ class MessageParser:
             self._tools = ChannelParser(tool_format or TOOL_FORMATS["harmony"], schemas, parallel=parallel)
             return
         if reasoning is not None:
-            self._splitter = ReasoningSplitter(reasoning, is_open=output_format.is_reasoning_open)
+            is_answer = output_format.is_answer_open
+            self._splitter = ReasoningSplitter(reasoning, is_open=output_format.is_reasoning_open, is_answer=is_answer)
         if tool_format is not None:
             is_open = output_format.is_call_open
             kinds = None if tools is None else tools.kinds
@@ -137,6 +141,13 @@ class ParsedCall:
     name: str
     arguments: str = ""
 
+    def decoded(self) -> Any:
+        """The arguments as a value; None if they are not JSON."""
+        try:
+            return msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+
 
 @dataclass(slots=True)
 class ParsedMessage:
@@ -172,7 +183,11 @@ class ReasoningCounter:
     def __init__(self, output_format: OutputFormat, tokenizer: TextTokenizer) -> None:
         self._splitter: ReasoningSplitter | None = None
         if output_format.reasoning is not None:
-            self._splitter = ReasoningSplitter(output_format.reasoning, is_open=output_format.is_reasoning_open)
+            self._splitter = ReasoningSplitter(
+                output_format.reasoning,
+                is_open=output_format.is_reasoning_open,
+                is_answer=output_format.is_answer_open,
+            )
             self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
         self._num_tokens = 0
 

@@ -28,7 +28,11 @@ class ReasoningFormat:
     label: str = ""
     """Text after the start mark that is not part of the reasoning."""
     answer: tuple[str, str] | None = None
-    """The marks around the answer, which a model may leave out."""
+    """The marks around the answer, which a model may leave out. The first may be empty: the answer begins at once."""
+    tail: str = ""
+    """Text behind the answer's last mark that is not content."""
+    tokens: tuple[str, ...] = ()
+    """The special tokens in the marks, if those are more than one token each."""
     hints: tuple[str, ...] = ("",)
     """A template must also contain one of these texts, because other formats have the same marks."""
     has_channels: bool = False
@@ -42,12 +46,15 @@ class ReasoningFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks; a tokenizer may spell them as special tokens, which must then stay visible."""
-        return CHANNEL_MARKS if self.has_channels else (self.start, self.end, *(self.answer or ()))
+        if self.has_channels:
+            return CHANNEL_MARKS
+        return self.tokens or (self.start, self.end, *filter(None, self.answer or ()))
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a chat template contains these marks."""
         template = template.replace("\\n", "\n")
-        shows = self.start in template or (not self.label and self.end in template)
+        marks = (self.start, self.end) if not self.tokens else self.tokens[:1]
+        shows = self.start in template or (not self.label and any(mark in template for mark in marks))
         return shows and any(hint in template for hint in self.hints)
 
     def is_opened_by(self, prompt_end: str, final_message: str = "") -> bool:
@@ -60,7 +67,12 @@ class ReasoningFormat:
         """Whether the output has no reasoning, because the prompt (or the message to continue) has closed it."""
         if final_message:
             return self.has_channels or not self.is_opened_by(prompt_end, final_message)
-        return prompt_end.rstrip().endswith(self.end)
+        return prompt_end.rstrip().endswith(self.end) or self.is_answered_by(prompt_end)
+
+    def is_answered_by(self, prompt_end: str) -> bool:
+        """Whether the output begins inside the answer, because the prompt opens it."""
+        opening = self.answer[0] if self.answer is not None else ""
+        return bool(opening) and prompt_end.rstrip().endswith(opening)
 
 
 _THINK = ("<think>", "</think>")
@@ -84,9 +96,34 @@ REASONING_FORMATS = {
             ),
             *_THINK,
         ),
+        ReasoningFormat("minimax_m3", ("MiniMax M3",), "<mm:think>", "</mm:think>"),
+        ReasoningFormat("hy3", ("Hunyuan 3",), "<think:opensource>", "</think:opensource>"),
+        ReasoningFormat(
+            "kimi_k3", ("Kimi K3",), "<|open|>think<|sep|>", "<|close|>think<|sep|>",
+            answer=("<|open|>response<|sep|>", "<|close|>response<|sep|>"), tail="<|close|>message<|sep|>",
+            hints=("<|open|>",), tokens=("<|open|>", "<|close|>", "<|sep|>"),
+        ),
+        ReasoningFormat(
+            "solar_open", ("Solar Open",), "<|think|>", "<|end|><|begin|>assistant",
+            answer=("<|content|>", "<|end|>"), hints=("<|begin|>assistant",),
+            tokens=("<|think|>", "<|end|>", "<|begin|>", "<|content|>"),
+        ),
+        ReasoningFormat(
+            "glimmer", ("Muse Glimmer",), "to=self<|message|>", "<|eom|><|start|>assistant",
+            answer=("to=user<|message|>", "<|eot|>"), hints=("to=self", "<atem:"),
+            tokens=("<|message|>", "<|eom|>", "<|start|>", "<|eot|>"),
+        ),
+        ReasoningFormat(
+            "apriel", ("Apriel 1.5 and 1.6 Thinker",), "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
+            answer=("", "[END FINAL RESPONSE]"), hints=("[BEGIN FINAL RESPONSE]",),
+        ),
         ReasoningFormat("mistral", ("Magistral", "Ministral 3 Reasoning"), "[THINK]", "[/THINK]"),
         ReasoningFormat("seed_oss", ("Seed-OSS",), "<seed:think>", "</seed:think>"),
         ReasoningFormat("apertus", ("Apertus",), "<|inner_prefix|>", "<|inner_suffix|>"),
+        ReasoningFormat(
+            "cohere_text", ("Command A 2 (mixture of experts)",), "<|START_THINKING|>", "<|END_THINKING|>",
+            answer=("<|START_TEXT|>", "<|END_TEXT|>"), hints=("<|START_TEXT|>",),
+        ),
         ReasoningFormat(
             "command_r", ("Command R7B", "Command A"), "<|START_THINKING|>", "<|END_THINKING|>",
             answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
@@ -111,10 +148,11 @@ def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
 class ReasoningSplitter:
     """Splits one sequence's text into reasoning and content. White space around the reasoning belongs to neither."""
 
-    def __init__(self, reasoning_format: ReasoningFormat, *, is_open: bool) -> None:
+    def __init__(self, reasoning_format: ReasoningFormat, *, is_open: bool, is_answer: bool = False) -> None:
+        """`is_open`: the prompt has opened reasoning; `is_answer`: it has opened the answer."""
         self._format = reasoning_format
         self._is_open = is_open
-        self._state = "before"
+        self._state = "answer" if is_answer else "before"
         self._buffer = ""
         self._has_text = False  # there was text between the marks
         self.has_begun = False
@@ -151,12 +189,19 @@ class ReasoningSplitter:
             text, is_whole = self._up_to(self._format.answer[1], is_final=is_final)
             parts += [Content(text)] if text else []
             self._state = "behind" if is_whole else "answer"
-        if self._state == "behind" and self._buffer.strip():
-            self._state = "content"
+        if self._state == "behind":
+            self._look_for_tail(is_final=is_final)
         if self._state == "content" and self._buffer:
             parts.append(Content(self._buffer))
             self._buffer = ""
         return parts
+
+    def _look_for_tail(self, *, is_final: bool) -> None:
+        rest, tail = self._buffer.lstrip(), self._format.tail
+        if tail and rest.startswith(tail):
+            self._buffer = rest[len(tail) :]
+        elif rest and (is_final or not tail.startswith(rest)):
+            self._state = "content"
 
     def _look_for_start(self, *, is_final: bool) -> None:
         start, answer = self._format.opening, self._format.answer
@@ -164,15 +209,19 @@ class ReasoningSplitter:
         if known.startswith(start):
             self._buffer = known[len(start) :]
             self._state = "inside"
-        elif answer is not None and not self._is_open and known.startswith(answer[0]):
+        elif answer is not None and answer[0] and not self._is_open and known.startswith(answer[0]):
             self._state = "after"
-        elif is_final or not (start.startswith(known) or (answer is not None and answer[0].startswith(known))):
+        elif not self._is_open and known.startswith(self._format.end):  # the model says that it does not reason
+            self._buffer = known[len(self._format.end) :]
+            self._state = "after"
+        elif is_final or not any(mark.startswith(known) for mark in (start, self._format.end, (answer or ("",))[0])):
             self._state = "inside" if self._is_open else "content"
 
     def _look_for_answer(self, *, is_final: bool) -> None:
         self._buffer = self._buffer.lstrip()
-        opening = "" if self._format.answer is None else self._format.answer[0]
-        if opening and self._buffer.startswith(opening):
+        answer = self._format.answer
+        opening = "" if answer is None else answer[0]
+        if answer is not None and self._buffer and self._buffer.startswith(opening):
             self._buffer = self._buffer[len(opening) :]
             self._has_text = False
             self._state = "answer"

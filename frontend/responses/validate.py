@@ -96,7 +96,7 @@ def validate_response(
         tool_choice,
         request.parallel_tool_calls,
         template,
-        rules.tool_format,
+        rules,
     )
     items = previous + given
     try:

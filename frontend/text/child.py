@@ -2,9 +2,10 @@
 `python -m penstock.frontend.text.child MODEL TEMPLATE SPECIAL PARENT`.
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
-["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long), and
-["encode", [text, seam], add_special_tokens] with [token ids, error]. SPECIAL is "tokens" if a client's text may spell
-special tokens, else "text". The tokenizer is read before the process is ready: it may take seconds.
+["render", conversation, max_chars] is answered with [[text, seam, warnings], error] (null: it is too long),
+["look", null, null] with [what the template shows, error] (see `template_facts.py`), and ["encode", [text, seam],
+add_special_tokens] with [token ids, error]. SPECIAL is "tokens" if a client's text may spell special tokens, else
+"text". The tokenizer is read before the process is ready: it may take seconds.
 
 What a client writes is plain text: a special token spelled out in it must not end a turn, or begin one of another role.
 But one rendering yields both the template's own special tokens and the client's text. So wherever a client's text
@@ -26,8 +27,9 @@ import msgspec
 from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
-from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation, load_chat_template
+from penstock.frontend.text.chat_template import Rendered, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
+from penstock.frontend.text.template_facts import facts_of
 from penstock.frontend.text.tokenizer import load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
 
@@ -83,9 +85,9 @@ def _one_of(texts: set[str]) -> str:
 
 
 def render_plain(
-    render: Callable[[ValidConversation], str], conversation: ValidConversation, special: SpecialTexts
-) -> tuple[str, str]:
-    """The conversation's text, and the seam in it; an empty seam if the client spells no special token.
+    render: Callable[[ValidConversation], Rendered], conversation: ValidConversation, special: SpecialTexts
+) -> tuple[Rendered, str]:
+    """The rendered conversation, and the seam in its text; an empty seam if the client spells no special token.
 
     A final message that is to be continued is the model's own text, and stays as it is. So do other messages of the
     assistant if the template looks for the special tokens that they spell.
@@ -98,10 +100,10 @@ def render_plain(
             return render(conversation), ""
         seam = seam_for([conversation.messages, conversation.tools, conversation.variables])
         as_it_is = render(conversation)
-        text = _clean(render(_seamed(conversation, special, seam)), seam)
-        if text.replace(seam, "") != as_it_is:
-            text = _clean(render(_seamed(conversation, special, seam, role_as_it_is="assistant")), seam)
-        return text, seam
+        text = _clean(render(_seamed(conversation, special, seam)).text, seam)
+        if text.replace(seam, "") != as_it_is.text:
+            text = _clean(render(_seamed(conversation, special, seam, role_as_it_is="assistant")).text, seam)
+        return replace(as_it_is, text=text), seam
     except RecursionError:
         raise TemplateFailed("the messages are nested too deeply", param="messages") from None
 
@@ -165,11 +167,15 @@ def main(argv: list[str]) -> int:
             if kind == "encode":
                 text, seam = what
                 answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
-            elif template is not None:
-                conversation = msgspec.convert(what, ValidConversation)
-                answer([render_plain(partial(render, template, max_chars=how), conversation, spelled), ""])
-            else:
+            elif template is None:
                 answer(["", "there is no chat template"])
+            elif kind == "look":
+                answer([facts_of(template), ""])
+            else:
+                conversation = msgspec.convert(what, ValidConversation)
+                render = partial(template.render_conversation, max_chars=how)
+                rendered, seam = render_plain(render, conversation, spelled)
+                answer([[rendered.text, seam, rendered.warnings], ""])
         except ContextLengthExceeded:
             answer([None, ""])
         except TemplateFailed as error:
@@ -177,23 +183,6 @@ def main(argv: list[str]) -> int:
         except MemoryError:
             answer(["", "it takes too much memory"])
     return 0
-
-
-def render(template: ChatTemplate, conversation: ValidConversation, *, max_chars: int) -> str:
-    """A conversation's prompt.
-
-    Raises:
-        TemplateFailed: the template refuses it, or fails on it.
-        ContextLengthExceeded: it writes more than `max_chars`.
-    """
-    return template.render(
-        conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        continue_final_message=conversation.continue_final_message,
-        variables=conversation.variables,
-        tools=conversation.tools,
-        max_chars=max_chars,
-    )
 
 
 if __name__ == "__main__":

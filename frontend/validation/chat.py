@@ -10,6 +10,7 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyVa
 from penstock.frontend.image_source import KINDS as IMAGE_KINDS
 from penstock.frontend.image_source import ImageLimits, ImageSource, image_of_part
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.schema import ChatRequest
 from penstock.frontend.text.chat_template import RESERVED, ChatTemplate, ValidConversation
@@ -80,7 +81,7 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     tools = None
     if request.tools is not None or request.tool_choice is not None:
         parallel = request.parallel_tool_calls
-        tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules.tool_format)
+        tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules)
     return ValidChat(
         common=common,
         conversation=validate_conversation(
@@ -134,6 +135,8 @@ def validate_conversation(
         for index in calling:
             calls = messages[index]["tool_calls"]
             chat[index]["tool_calls"] = _tool_calls(f"messages[{index}].tool_calls", calls, rules, size)
+            if rules.hides_calls:
+                chat[index] = _with_written_calls(chat[index], rules.tool_format)
     for index, message in enumerate(chat):
         content = message.get("content")
         if isinstance(content, str):
@@ -150,7 +153,17 @@ def validate_conversation(
         tools=tools,
         warnings=warnings,
         images=tuple(images),
+        example=rules.tool_format.abstract_example if tools and rules.tool_format is not None else "",
     )
+
+
+def _with_written_calls(message: dict[str, Any], tool_format: ToolFormat | None) -> dict[str, Any]:
+    """The message with its calls in its content, as the model writes them, if the template shows none."""
+    written = "" if tool_format is None else tool_format.written(message["tool_calls"])
+    if not written:
+        return message
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, (message.get("content"), written)))}
 
 
 def _message(
@@ -170,11 +183,11 @@ def _message(
             f"{field}.role must be a name such as 'user' (letters, digits, '_' and '-', at most 64)",
             param=f"{field}.role",
         )
-    if role == "developer" and "developer" not in template.source:
-        role = "system"  # "developer" is OpenAI's newer name for it
     content = _content(f"{field}.content", message.get("content"), limits, images)
     if content is None and role != "assistant":
-        raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
+        if "content" not in message and role != "tool":
+            raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
+        content = ""
     if role == "assistant" and isinstance(content, list):
         raise InvalidParameter(f"{field}: what the model has said holds no images", param=f"{field}.content")
     known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}

@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.validation.common import Rules
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 32768
@@ -21,7 +21,7 @@ def validate_tools(
     tool_choice: ToolChoice | None,
     parallel: bool | None,
     template: ChatTemplate | None,
-    tool_format: ToolFormat | None,
+    rules: Rules,
 ) -> ValidTools | None:
     """Check tools in the shape of chat completions; return None if the model is offered no tools.
 
@@ -34,10 +34,11 @@ def validate_tools(
     if not tools and not is_forced:
         return None
     param = "tools" if tools else "tool_choice"
-    if template is None or not template.reads_tools:
-        raise UnsupportedParameter("this model's chat template does not take tools", param=param)
+    if template is None:
+        raise UnsupportedParameter("this model has no chat template, so it takes no tools", param=param)
+    tool_format = rules.tool_format
     if tool_format is None:
-        raise UnsupportedParameter("tools are switched off on this server (--tool-call-parser none)", param=param)
+        raise UnsupportedParameter(rules.no_tools, param=param)
     if not tools:
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:

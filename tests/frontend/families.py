@@ -101,9 +101,95 @@ _ACTION = (
     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + _OSLO + "},\n"
     '    {"tool_call_id": "1", "tool_name": "search", "parameters": ' + _SNOW + "}\n]<|END_ACTION|>"
 )
+_K3 = (
+    '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
+    'type="string"<|sep|>Oslo<|close|>argument<|sep|><|close|>call<|sep|>'
+    '<|open|>call tool="search" index="2"<|sep|><|open|>argument key="query" type="string"<|sep|>rain, [snow]'
+    '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>"
+)
+_K3_ANSWER = "<|open|>response<|sep|>{}<|close|>response<|sep|>"
+_K3_END = "<|close|>message<|sep|>"
+_SOLAR = (
+    "<|tool_calls|>"
+    f"<|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>{_OSLO}<|tool_call:end|>"
+    f"<|tool_call:begin|>a2<|tool_call:name|>search<|tool_call:args|>{_SNOW}<|tool_call:end|><|calls|>"
+)
+_GLIMMER = (
+    ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">'
+    "Oslo</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=search<|message|>"
+    '<atem:function_calls>\n<atem:invoke name="search">\n<atem:parameter name="query">rain, [snow]</atem:parameter>\n'
+    '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
+_NEXT = "<|eom|><|start|>assistant"
+_M3 = (
+    '<tool_call>\n@<invoke name="get_weather">@<city>Oslo@</city>@</invoke>\n'
+    '@<invoke name="search">@<query>rain, [snow]@</query>@<days>3@</days>@</invoke>\n@</tool_call>'
+).replace("@", "]<]minimax[>[")
+_HY3 = (
+    "<tool_calls@>\n<tool_call@>get_weather<tool_sep@>\n<arg_key@>city</arg_key@>\n<arg_value@>Oslo</arg_value@>\n"
+    "</tool_call@>\n<tool_call@>search<tool_sep@>\n<arg_key@>query</arg_key@>\n<arg_value@>rain, [snow]</arg_value@>\n"
+    "<arg_key@>days</arg_key@>\n<arg_value@>3</arg_value@>\n</tool_call@>\n</tool_calls@>"
+).replace("@>", ":opensource>")
 _PYTHONIC = "[get_weather(city='Oslo'), search(query='rain, [snow]', days=3)]"
 
 FAMILIES: dict[str, Family] = {
+    "kimi_k3": Family(
+        "Kimi K3", "kimi_k3", "kimi_k3", '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+        (
+            Output(f"{THOUGHT}<|close|>think<|sep|>{_K3_ANSWER.format(ANSWER)}{_K3_END}", THOUGHT, ANSWER),
+            Output(f"{THOUGHT}<|close|>think<|sep|>{_K3_ANSWER.format('')}{_K3}{_K3_END}", THOUGHT, "", _BOTH),
+            Output(f"<|close|>think<|sep|>{_K3_ANSWER.format('I look.')}{_K3}{_K3_END}", "", "I look.", _BOTH),
+            Output(f"{ANSWER}<|close|>response<|sep|>{_K3_END}", "", ANSWER, (), _OFF),
+        ),
+    ),
+    "solar_open": Family(
+        "Solar Open", "solar_open", "solar_open", "<|begin|>assistant",
+        (
+            Output(f"<|think|>{THOUGHT}<|end|><|begin|>assistant<|content|>{ANSWER}<|end|>", THOUGHT, ANSWER),
+            Output(f"<|content|>{ANSWER}<|end|>", "", ANSWER),
+            Output(f"<|think|>{THOUGHT}<|end|><|begin|>assistant{_SOLAR}", THOUGHT, "", _BOTH),
+            Output(f"<|content|>I look.<|end|><|begin|>assistant{_SOLAR}", "", "I look.", _BOTH),
+        ),
+    ),
+    "glimmer": Family(
+        "Muse Glimmer", "glimmer", "glimmer", "<|start|>assistant",
+        (
+            Output(f" to=self<|message|>{THOUGHT}{_NEXT} to=user<|message|>{ANSWER}", THOUGHT, ANSWER),
+            Output(f" to=user<|message|>{ANSWER}<|eot|>", "", ANSWER),
+            Output(f" to=self<|message|>{THOUGHT}{_NEXT}{_GLIMMER}", THOUGHT, "", _BOTH),
+            Output(f" to=user<|message|>I look.{_NEXT}{_GLIMMER}", "", "I look.", _BOTH),
+        ),
+    ),
+    "apriel": Family(
+        "Apriel 1.6", "hunyuan", "apriel", "<|begin_assistant|>\nHere are my reasoning steps:\n",
+        (
+            Output(f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\n{ANSWER}\n[END FINAL RESPONSE]", THOUGHT, ANSWER),
+            Output(f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\n<tool_calls>{_ARRAY}</tool_calls>", THOUGHT, "", _BOTH),
+        ),
+    ),
+    "minimax_m3": Family(
+        "MiniMax M3", "minimax_m3", "minimax_m3", "]~b]ai\n",
+        (
+            Output(f"<mm:think>{THOUGHT}</mm:think>{ANSWER}", THOUGHT, ANSWER),
+            Output(f"</mm:think>I look.]<]minimax[>[{_M3}", "", "I look.", _BOTH),
+            Output(f"<mm:think>{THOUGHT}</mm:think>]<]minimax[>[{_M3}", THOUGHT, "", _BOTH),
+        ),
+    ),
+    "hy3": Family(
+        "Hunyuan 3", "hy3", "hy3", "<hy_assistant>",
+        (
+            Output(f"<think:opensource>{THOUGHT}</think:opensource>{ANSWER}", THOUGHT, ANSWER),
+            Output(f"<think:opensource></think:opensource>I look.{_HY3}", "", "I look.", _BOTH),
+        ),
+    ),
+    "cohere_text": Family(
+        "Command A 2", "command_r", "cohere_text", "<|CHATBOT_TOKEN|><|START_THINKING|>",
+        (
+            Output(f"{THOUGHT}<|END_THINKING|><|START_TEXT|>{ANSWER}<|END_TEXT|>", THOUGHT, ANSWER),
+            Output(f"{THOUGHT}<|END_THINKING|>{_ACTION}", THOUGHT, "", _BOTH),
+        ),
+    ),
     "gpt_oss": Family(
         "gpt-oss", "harmony", "harmony", "<|start|>assistant",
         (

@@ -54,6 +54,17 @@ def _xml(name: str, parameter: str, end: str, *, between: str = "\n") -> str:
 _DEEPSEEK = "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>"
 _DEEPSEEK_AROUND = {"start": "<｜tool▁calls▁begin｜>", "end": "<｜tool▁calls▁end｜>"}
 
+_KIND = (
+    "{% macro kind(v) %}{% if v is string %}string{% elif v is boolean %}boolean{% elif v is none %}null"
+    "{% elif v is number %}number{% elif v is mapping %}object{% else %}array{% endif %}{% endmacro %}"
+)
+_M3 = (
+    "{% macro nested(v) %}{% if v is mapping %}{% for k, w in v.items() %}"
+    "TOKEN<{{ k }}>{{ nested(w) }}TOKEN</{{ k }}>{% endfor %}"
+    "{% elif v is string or v is number or v is none %}{{ v if v is string else v | tojson }}"
+    "{% else %}{% for w in v %}TOKEN<item>{{ nested(w) }}TOKEN</item>{% endfor %}{% endif %}{% endmacro %}"
+)
+
 TEMPLATES: dict[str, str] = {
     "harmony": _template(
         "<|channel|>commentary to=functions.{{ c.name }} <|constrain|>json<|message|>"
@@ -73,6 +84,17 @@ TEMPLATES: dict[str, str] = {
         start="\n\n<｜DSML｜function_calls>",
         end="\n</｜DSML｜function_calls>",
     ),
+    "deepseek_v4": _template(
+        _xml(
+            '\n<｜DSML｜invoke name="{{ c.name }}">\n',
+            '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+            + _PLAIN
+            + "</｜DSML｜parameter>",
+            "</｜DSML｜invoke>",
+        ),
+        start="\n\n<｜DSML｜tool_calls>",
+        end="\n</｜DSML｜tool_calls>",
+    ),
     "deepseek_v3": _template(
         _DEEPSEEK.format("function<｜tool▁sep｜>{{ c.name }}\n```json\n{{ c.arguments | tojson }}\n```")
         + "{{ '\n' if not loop.last }}",
@@ -87,6 +109,54 @@ TEMPLATES: dict[str, str] = {
         start="<|tool_calls_section_begin|>",
         end="<|tool_calls_section_end|>",
     ),
+    "kimi_k3": _template(
+        '<|open|>call tool="{{ c.name }}" index="{{ loop.index }}"<|sep|>{% for k, v in c.arguments.items() %}'
+        '<|open|>argument key="{{ k }}" type="{{ kind(v) }}"<|sep|>' + _PLAIN + "<|close|>argument<|sep|>{% endfor %}"
+        "<|close|>call<|sep|>",
+        start="<|open|>tools<|sep|>",
+        end="<|close|>tools<|sep|>",
+    ).replace(_HEAD, _KIND + _HEAD),
+    "minimax_m3": _M3.replace("TOKEN", "]<]minimax[>[")
+    + _template(
+        ']<]minimax[>[<invoke name="{{ c.name }}">{{ nested(c.arguments) }}]<]minimax[>[</invoke>\n',
+        start="]<]minimax[>[<tool_call>\n",
+        end="]<]minimax[>[</tool_call>",
+    ),
+    "glimmer": _template(
+        _xml(
+            " to={{ c.name }}<|message|><atem:function_calls>\n" + '<atem:invoke name="{{ c.name }}">\n',
+            '<atem:parameter name="{{ k }}">' + _PLAIN + "</atem:parameter>",
+            "</atem:invoke>\n</atem:function_calls>{{ '<|eom|><|start|>assistant' if not loop.last }}",
+        ),
+        content="{{ ' to=user<|message|>' + m.content if m.content }}"
+        "{{ '<|eom|><|start|>assistant' if m.content and m.tool_calls }}",
+    ),
+    "solar_open": _template(
+        "<|tool_call:begin|>functions.{{ c.name }}:{{ loop.index0 }}<|tool_call:name|>{{ c.name }}<|tool_call:args|>"
+        "{{ c.arguments | tojson }}<|tool_call:end|>",
+        start="<|tool_calls|>",
+        end="<|calls|>",
+    ),
+    "hy3": _template(
+        _xml(
+            "<tool_call:opensource>{{ c.name }}<tool_sep:opensource>\n",
+            "<arg_key:opensource>{{ k }}</arg_key:opensource>\n<arg_value:opensource>" + _PLAIN
+            + "</arg_value:opensource>",
+            "</tool_call:opensource>\n",
+        ),
+        start="<tool_calls:opensource>\n",
+        end="</tool_calls:opensource>",
+    ),
+    "minicpm5": _template(
+        _xml(
+            '<function name="{{ c.name }}">',
+            '<param name="{{ k }}">' + _PLAIN + "</param>",
+            "</function>{{ '\n' if not loop.last }}",
+            between="",
+        )
+    ),
+    "gigachat3": _template("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _JSON),
+    "gigachat": _template("<|function_call|>" + _JSON),
     "minimax_m2": _template(
         _xml('<invoke name="{{ c.name }}">\n', '<parameter name="{{ k }}">' + _PLAIN + "</parameter>", "</invoke>\n"),
         start="\n<minimax:tool_call>\n",
@@ -140,6 +210,12 @@ TEMPLATES: dict[str, str] = {
         start="<|START_ACTION|>[\n",
         end="]<|END_ACTION|>",
     ),
+    "command_r_plus": "{# directly-answer #}"
+    + _template(
+        '    {"tool_name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}{{ "," if not loop.last }}\n',
+        start="Action:\n```json\n[\n",
+        end="]```",
+    ),
     "nemotron": _template(_JSON + _COMMA, start="\n\n<TOOLCALL>[", end="]</TOOLCALL>"),
     "apertus": _template(
         '{"{{ c.name }}": {{ c.arguments | tojson }}}' + _COMMA, start="<|tools_prefix|>[", end="]<|tools_suffix|>"
@@ -153,9 +229,12 @@ TEMPLATES: dict[str, str] = {
         ">>>{{ c.name }}\n{{ c.arguments | tojson }}", content="{{ '>>>all\n' + m.content if m.content }}"
     ),
     "functionary_v31": _template("<function={{ c.name }}>{{ c.arguments | tojson }}</function>"),
+    "firefunction": "{# functools[...] #}" + _template(_JSON + _COMMA, start=" functools[", end="]"),
     "phi4_mini": _template(_JSON + _COMMA, start="<|tool_call|>[", end="]<|/tool_call|>"),
     "granite": "{# <|start_of_role|> #}" + _template(_JSON + _COMMA, start="<|tool_call|>[", end="]"),
     "hermes": _template("\n<tool_call>\n" + _JSON + "\n</tool_call>"),
+    "minimax_m1": '{# <tool_calls>\\n{"name" #}'
+    + _template(_JSON + "\n", start="<tool_calls>\n", end="</tool_calls>"),
     "hunyuan": _template(_JSON + _COMMA, start="<tool_calls>[", end="]</tool_calls>"),
     "pythonic": "{# [func_name1(params_name1=params_value1)] #}" + _PYTHON
     + _template(_KEYWORDS + _COMMA, start="\n[", end="]"),

@@ -245,32 +245,50 @@ class FrontendOptions(Options, frozen=True):
     shutdown_timeout: Annotated[
         float, Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0)
     ] = 30.0
+    tool_prompt: Annotated[
+        Literal["generic", "none"],
+        Meta(
+            description="How tools are told to a model whose chat template has no place for them: 'generic' describes "
+            "them in the system message; with 'none' such requests are refused."
+        ),
+    ] = "generic"
     tool_call_parser: Annotated[
         Literal[
             "auto",
             "none",
             "apertus",
             "command_r",
+            "command_r_plus",
             "deepseek_v3",
             "deepseek_v31",
             "deepseek_v32",
+            "deepseek_v4",
+            "firefunction",
             "function_gemma",
             "functionary_v31",
             "functionary_v32",
             "gemma3",
             "gemma4",
             "generic",
+            "gigachat",
+            "gigachat3",
+            "glimmer",
             "glm",
             "glm47",
             "granite",
             "harmony",
             "hermes",
             "hunyuan",
+            "hy3",
             "internlm",
             "kimi_k2",
+            "kimi_k3",
             "lfm2",
             "llama3_json",
+            "minicpm5",
+            "minimax_m1",
             "minimax_m2",
+            "minimax_m3",
             "mistral",
             "mistral_named",
             "nemotron",
@@ -279,6 +297,7 @@ class FrontendOptions(Options, frozen=True):
             "pythonic",
             "qwen3_coder",
             "seed_oss",
+            "solar_open",
         ],
         Meta(
             description="How the model writes tool calls. 'auto' finds out from the chat template, 'none' refuses"
@@ -290,12 +309,19 @@ class FrontendOptions(Options, frozen=True):
             "auto",
             "none",
             "apertus",
+            "apriel",
+            "cohere_text",
             "command_r",
             "gemma4",
+            "glimmer",
             "granite",
             "harmony",
+            "hy3",
+            "kimi_k3",
+            "minimax_m3",
             "mistral",
             "seed_oss",
+            "solar_open",
             "think",
             "think_answer",
             "think_response",

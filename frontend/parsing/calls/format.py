@@ -1,5 +1,6 @@
 """The interface of a tool format, which is one way in which models write tool calls."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -47,6 +48,19 @@ class ToolFormat:
     def make_id(self) -> str:
         """An id for a call to which the model has given none."""
         return "call_" + DRAWS.get().randbytes(12).hex()
+
+    def written(self, calls: list[Any]) -> str:
+        """Past calls as the model writes them, for templates that show none; empty if the format has no such template.
+
+        `calls` are in the shape of chats, with their arguments as objects.
+        """
+        return ""
+
+    @property
+    def abstract_example(self) -> str:
+        """The example without the tool and its arguments."""
+        words = (("get_weather", "the_name"), ("city", "a_parameter"), ("Oslo", "its value"))
+        return functools.reduce(lambda text, word: text.replace(*word), words, self.example)
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         """Read a block from after its opening mark or, without a mark, from its opening character on.

@@ -199,22 +199,25 @@ def _one_of(choices: list[Any]) -> str:
     return " | ".join(quoted(value if isinstance(value, str) else json_text(value)) for value in choices)
 
 
-def _value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
+def _value_rule(
+    rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "", then_mark: str = ""
+) -> str:
     """The grammar of an argument's text and its end mark, with the text around that mark."""
     kinds = kinds_of(schema, key, rules.kinds)
     said = property_schema(schema, key)
     plain = resolved(said, schema)
     closing = " ".join([*([quoted(before)] if before else []), rules.mark(end), *([quoted(then)] if then else [])])
+    last = f" {rules.mark(then_mark)}" if then_mark else ""
     choices = plain.get("enum") if isinstance(plain.get("enum"), list) else None
     choices = [plain["const"]] if "const" in plain else choices
     if choices:
-        return f"{rules.recursive('choices', lambda _: _one_of(choices), plain)} {closing}"
+        return f"{rules.recursive('choices', lambda _: _one_of(choices), plain)} {closing}{last}"
     if "string" in kinds or not kinds:
         _leave_out_of_text(rules, said, schema)
-        return rules.text_until(end, then, before)
+        return rules.text_until(end, then, before) + last
     said = said if isinstance(said, dict) else {}
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return f"{rules.json({**definitions, **said}, {})} {closing}"
+    return f"{rules.json({**definitions, **said}, {})} {closing}{last}"
 
 
 def arguments_rule(
@@ -225,6 +228,7 @@ def arguments_rule(
     end: str,
     then: str = "",
     before: str = "",
+    then_mark: str = "",
 ) -> str:
     """The grammar of arguments, each with its marks, in the order of the schema.
 
@@ -234,6 +238,7 @@ def arguments_rule(
         end: the mark after a value.
         then: text after that mark.
         before: text before it.
+        then_mark: a mark after `then`.
     """
     plain = resolved(schema, schema)
     rules.leave_out(plain, OF_OBJECTS)
@@ -242,11 +247,12 @@ def arguments_rule(
         rules.leave_out_of_open(plain)
         if plain.get("additionalProperties") is False:
             return ""
-        return f"({opening} /[A-Za-z0-9_.\\-]+/ {key_end(None)} {rules.text_until(end, then, before)})*"
+        last = f" {rules.mark(then_mark)}" if then_mark else ""
+        return f"({opening} /[A-Za-z0-9_.\\-]+/ {key_end(None)} {rules.text_until(end, then, before)}{last})*"
     needed = required(plain)
     parts = []
     for key in properties:
         between = key_end(kinds_of(schema, key, rules.kinds))
-        part = f"{opening} {quoted(key)} {between} {_value_rule(rules, schema, key, end, then, before)}"
+        part = f"{opening} {quoted(key)} {between} {_value_rule(rules, schema, key, end, then, before, then_mark)}"
         parts.append(part if key in needed else f"({part})?")
     return " ".join(parts)

@@ -18,7 +18,7 @@ class Harmony(ToolFormat):
     name = "harmony"
     models = ("gpt-oss",)
     example = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
-    taught_by = (("<|channel|>", "<|constrain|>"), "to=functions.")
+    taught_by = (("<|channel|>", "<|constrain|>"), ("<|channel|>", "commentary"))
     starts = ("<|channel|>commentary to=", "<|start|>assistant<|channel|>commentary to=", "<|start|>assistant to=")
     marks = CHANNEL_MARKS
 

@@ -7,6 +7,7 @@ from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.calls.json_calls import read_arguments, read_json_string, read_objects
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, regex, repeated, sequence
+from penstock.frontend.text.call_style import calls_as_text
 
 _BETWEEN_CALLS = re.compile(r"[ \t\r\n]*[;,]?[ \t\r\n]*")
 
@@ -97,6 +98,45 @@ class JsonArrays(JsonBlocks):
         return sequence(quoted(opening), calls, quoted(closing))
 
 
+class FireFunction(JsonArrays):
+    """A word opens the array."""
+
+    name = "firefunction"
+    models = ("FireFunction v2",)
+    example = 'functools[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
+    taught_by = ("functools[",)
+    ends = (("functools", ""),)
+
+
+class MiniMaxM1(JsonBlocks):
+    """One block has all objects, one on each line."""
+
+    name = "minimax_m1"
+    models = ("MiniMax M1",)
+    example = '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_calls>'
+    taught_by = ('<tool_calls>\n{"name"',)
+    ends = (("<tool_calls>", "</tool_calls>"),)
+    around = ("\n", "\n")
+
+    def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        return repeated(self.any_call_rule(rules, functions), "\n", parallel=parallel)
+
+
+class CommandRPlus(JsonArrays):
+    """A list of actions in a fenced block. The action that only answers is no call."""
+
+    name = "command_r_plus"
+    models = ("Command R and R+ (tool use)",)
+    example = 'Action:\n```json\n[\n    {"tool_name": "get_weather", "parameters": {"city": "Oslo"}}\n]```'
+    taught_by = (("Action:", "directly-answer"),)
+    ends = (("Action:\n```json\n", "```"), ("Action: ```json\n", "```"))
+    inner = ("[\n    ", ",\n    ", "\n]")
+    arguments_key = "parameters"
+
+    def _opening_of(self, function: Function) -> str:
+        return f'{{"tool_name": {quoted(function.name)}, "parameters": '
+
+
 class Hunyuan(JsonArrays):
     name = "hunyuan"
     models = ("Hunyuan A13B", "Jamba 1.5 to 1.7")
@@ -120,6 +160,9 @@ class Granite(JsonArrays):
     taught_by = (("<|tool_call|>", "<|start_of_role|>"),)
     ends = (("<|tool_call|>", ""), ("<tool_call>", ""))
 
+    def written(self, calls: list[Any]) -> str:
+        return f"<|tool_call|>{calls_as_text(calls)}"
+
 
 class Phi4Mini(JsonArrays):
     """Both forms are read."""
@@ -129,6 +172,9 @@ class Phi4Mini(JsonArrays):
     example = '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>'
     taught_by = ("<|/tool_call|>", ("<|tool|>", "<|/tool|>"))
     ends = (("<|tool_call|>", "<|/tool_call|>"), ("functools", ""))
+
+    def written(self, calls: list[Any]) -> str:
+        return f"<|tool_call|>{calls_as_text(calls)}<|/tool_call|>"
 
 
 class CommandR(JsonArrays):
@@ -183,9 +229,14 @@ class Apertus(JsonArrays):
 
 
 def read_known_objects(block: Block) -> Reading[None]:
-    """Read an object or an array of them; after the first call, anything that is not a call ends the block."""
+    """Read objects, or arrays of them; after the first call, anything that is not a call ends the block."""
     try:
         yield from read_objects(block)
+        while True:
+            yield from block.skip()
+            if (yield from block.peek()) != "{":
+                break
+            yield from read_objects(block)
     except NoCallError:
         if not block.has_calls:
             raise
@@ -212,6 +263,10 @@ class BareObjects(JsonBlocks):
     def start_rule(self, rules: Rules) -> str:  # only its own brace opens a call
         return ""
 
+    def beginning(self, functions: list[Function]) -> str:
+        """A regular expression for the beginning of a call without a mark."""
+        return beginning_of_object(self.arguments_key)
+
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of a call. It is all JSON, because only the keys may tell it from other JSON."""
         calls = []
@@ -227,9 +282,9 @@ class BareObjects(JsonBlocks):
         for function in functions:
             opening = rules.text_until_line(regex(self._opening_of(function)))
             openings.append(sequence(opening, rules.json(function.arguments), '"}"'))
-        more = self.block_rule(rules, functions, parallel=parallel)
+        more = BareObjects.block_rule(self, rules, functions, parallel=parallel)
         calls = f"({' | '.join(openings)})" + (f" ({quoted(separator)} {more})*" if parallel else "")
-        begins = beginning_of_object(self.arguments_key)
+        begins = self.beginning(functions)
         return f"{rules.rule(calls)} | {rules.text_without_lines(begins, *self.starts[:1])}?"
 
 
@@ -263,19 +318,3 @@ def _moved(schema: Any, place: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
     return moved
-
-
-class Llama3Json(BareObjects):
-    """Objects with the key `parameters`, and ';' between them. Without the mark they must name offered tools."""
-
-    name = "llama3_json"
-    models = ("Llama 3.1", "Llama 3.2", "Llama 3.3")
-    example = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
-    taught_by = ("<|python_tag|>", "<|start_header_id|>")
-    ends = (("<|python_tag|>", ""),)
-    separator = "; "
-    arguments_key = "parameters"
-
-    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        yield from block.skip()
-        yield from read_bare_objects(block, known_only=not mark)

@@ -66,4 +66,5 @@ class MistralNamed(Mistral):
         return self.any_call_rule(rules, functions)
 
     def call_rule(self, rules: Rules, function: Function) -> str:
-        return f"{quoted(function.name)} {rules.mark('[ARGS]')} {rules.json(function.arguments)}"
+        call_id = f"({rules.mark('[CALL_ID]')} /[A-Za-z0-9]{{9}}/)?"
+        return f"{quoted(function.name)} {call_id} {rules.mark('[ARGS]')} {rules.json(function.arguments)}"

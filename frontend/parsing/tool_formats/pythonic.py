@@ -9,6 +9,7 @@ from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, membe
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
 from penstock.frontend.parsing.calls.values import OF_OBJECTS, ArgumentWriter, resolved
 from penstock.frontend.parsing.tool_formats.json_blocks import beginning_of_object, read_bare_objects
+from penstock.frontend.text.call_style import functions_of
 
 _NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
 _ARGUMENT = re.compile(r"[^\s=,(){}\[\]'\"]{0,512}")
@@ -39,24 +40,13 @@ class Pythonic(ToolFormat):
         is_over = bool(mark) and bool((yield from block.accepts(self.end)))
         if is_over:  # Llama 4's template has only content between the marks, and calls after them
             yield from block.skip()
-        if (yield from _begins_with_object(block)):
+        if (yield from begins_with_object(block)):
             yield from read_bare_objects(block, known_only=known_only)
         else:
-            yield from self._read_list(block, mark, schemas, known_only=known_only)
+            end = self.end if mark else ""
+            yield from read_list(block, schemas, end, known_only=known_only)
         if mark and not is_over:
             yield from block.close(self.end, mark)
-
-    def _read_list(self, block: Block, mark: str, schemas: Schemas, *, known_only: bool) -> Reading[None]:
-        is_list = yield from block.accepts("[")
-        if not (is_list or mark):
-            raise NoCallError
-        while True:
-            yield from block.skip(_BETWEEN)
-            if block.has_calls and (yield from block.accepts("]")):
-                return
-            if block.has_calls and not is_list and (yield from block.sees(self.end)):
-                return
-            yield from read_call(block, schemas, known_only=known_only)
 
     def start_rule(self, rules: Rules) -> str:
         """Only its own bracket opens a list."""
@@ -79,8 +69,7 @@ class Pythonic(ToolFormat):
         ]
         call = self.any_call_rule(rules, functions)
         more = f' (", " {call})*' if parallel else ""
-        names = "|".join(regex(function.name) for function in functions)
-        begins = rf"(\[[ \t\r\n,]*({names})\(|{beginning_of_object('parameters')})"
+        begins = rf"({beginning_of_list(functions)}|{beginning_of_object('parameters')})"
         text = rules.text_without_lines(begins, *self.starts)
         return f'({" | ".join(openings)}){more} "]" | {text}?'
 
@@ -103,10 +92,15 @@ class Lfm2(Pythonic):
     name = "lfm2"
     models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
     example = "<|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>"
-    taught_by: ClassVar[Taught] = ("<|tool_call_start|>", "<|tool_list_start|>")
+    taught_by: ClassVar[Taught] = (
+        "<|tool_call_start|>", "<|tool_list_start|>", ("List of tools: ", "<|im_start|>")
+    )  # fmt: skip
     starts = ("<|tool_call_start|>",)
     end = "<|tool_call_end|>"
     opening = ""
+
+    def written(self, calls: list[Any]) -> str:
+        return f"{self.starts[0]}[{', '.join(map(_as_python, functions_of(calls)))}]{self.end}"
 
     def start_rule(self, rules: Rules) -> str:
         return rules.mark(self.starts[0])
@@ -134,13 +128,34 @@ class Olmo3(Lfm2):
         return f"{NEW_LINE} ({call} {NEW_LINE}){'+' if parallel else ''} {rules.mark(self.end)}"
 
 
-def _begins_with_object(block: Block) -> Reading[bool]:
+def beginning_of_list(functions: list[Function]) -> str:
+    """A regular expression for the beginning of a list of calls."""
+    names = "|".join(regex(function.name) for function in functions)
+    return rf"\[[ \t\r\n,]*({names})\("
+
+
+def begins_with_object(block: Block) -> Reading[bool]:
+    """Whether an object comes next, or an array that begins with one."""
     before = block.num_unsettled
     yield from block.accepts("[")
     yield from block.skip()
     first = yield from block.peek()
     block.back(block.num_unsettled - before)
     return first == "{"
+
+
+def read_list(block: Block, schemas: Schemas, end: str = "", *, known_only: bool) -> Reading[None]:
+    """Read calls in brackets; with `end`, the mark that ends them, they may be without brackets."""
+    is_list = yield from block.accepts("[")
+    if not (is_list or end):
+        raise NoCallError
+    while True:
+        yield from block.skip(_BETWEEN)
+        if block.has_calls and (yield from block.accepts("]")):
+            return
+        if block.has_calls and not is_list and (yield from block.sees(end)):
+            return
+        yield from read_call(block, schemas, known_only=known_only)
 
 
 def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[None]:
@@ -186,6 +201,12 @@ def arguments_rule(rules: Rules, function: Function) -> str:
     rules.leave_out_of_open(schema)
     one = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {literal_rule(rules, {}, root, PYTHON)}'
     return f'({one} (", " {one})*)?'
+
+
+def _as_python(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    given = arguments if isinstance(arguments, dict) else {}
+    return f"{function['name']}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
 
 
 def _properties(schema: Any) -> dict[str, Any]:

@@ -4,35 +4,50 @@ from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.tool_formats.functionary import FunctionaryV31, FunctionaryV32
 from penstock.frontend.parsing.tool_formats.gemma4 import FunctionGemma, Gemma4
 from penstock.frontend.parsing.tool_formats.generic import Generic
-from penstock.frontend.parsing.tool_formats.glm import Glm, Glm47
+from penstock.frontend.parsing.tool_formats.gigachat import GigaChat, GigaChat3
+from penstock.frontend.parsing.tool_formats.glm import Glm, Glm47, Hy3
 from penstock.frontend.parsing.tool_formats.harmony import Harmony
-from penstock.frontend.parsing.tool_formats.invoke import DeepSeekV32, MiniMaxM2
+from penstock.frontend.parsing.tool_formats.invoke import DeepSeekV4, DeepSeekV32, Glimmer, MiniMaxM2, MiniMaxM3
 from penstock.frontend.parsing.tool_formats.json_blocks import (
     Apertus,
     CommandR,
+    CommandRPlus,
+    FireFunction,
     Granite,
     Hermes,
     Hunyuan,
     InternLm,
-    Llama3Json,
+    MiniMaxM1,
     Nemotron,
     Phi4Mini,
 )
+from penstock.frontend.parsing.tool_formats.kimi_k3 import KimiK3
+from penstock.frontend.parsing.tool_formats.llama import Llama3Json
+from penstock.frontend.parsing.tool_formats.minicpm5 import MiniCpm5
 from penstock.frontend.parsing.tool_formats.mistral import Mistral, MistralNamed
 from penstock.frontend.parsing.tool_formats.pythonic import Gemma3, Lfm2, Olmo3, Pythonic
 from penstock.frontend.parsing.tool_formats.qwen3_coder import Qwen3Coder, SeedOss
-from penstock.frontend.parsing.tool_formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
+from penstock.frontend.parsing.tool_formats.sections import DeepSeekV3, DeepSeekV31, KimiK2, SolarOpen
 
 _ALL: tuple[ToolFormat, ...] = (
     # A template is compared with them in this order: a format whose marks are part of another's comes after it.
     Harmony(),
     MistralNamed(),
     Mistral(),
+    DeepSeekV4(),
     DeepSeekV32(),
     DeepSeekV3(),
     DeepSeekV31(),
     KimiK2(),
+    KimiK3(),
+    MiniMaxM3(),
     MiniMaxM2(),
+    Glimmer(),
+    SolarOpen(),
+    Hy3(),
+    MiniCpm5(),
+    GigaChat3(),
+    GigaChat(),
     SeedOss(),
     Qwen3Coder(),
     Glm(),
@@ -41,6 +56,7 @@ _ALL: tuple[ToolFormat, ...] = (
     FunctionGemma(),
     Gemma3(),
     CommandR(),
+    CommandRPlus(),
     Nemotron(),
     Apertus(),
     InternLm(),
@@ -48,9 +64,11 @@ _ALL: tuple[ToolFormat, ...] = (
     Olmo3(),
     FunctionaryV32(),
     FunctionaryV31(),
+    FireFunction(),
     Phi4Mini(),
     Granite(),
     Hermes(),
+    MiniMaxM1(),
     Hunyuan(),
     Pythonic(),
     Llama3Json(),

@@ -135,3 +135,40 @@ class KimiK2(Sections):
     def call_rule(self, rules: Rules, function: Function) -> str:
         number = sequence(quoted(f"functions.{function.name}:"), "/[0-9]+/")
         return sequence(number, rules.mark(self.inner), rules.json(function.arguments))
+
+
+class SolarOpen(Sections):
+    """Each call has an id, a name and arguments."""
+
+    name = "solar_open"
+    models = ("Solar Open",)
+    example = (
+        "<|tool_calls|><|tool_call:begin|>functions.get_weather:0<|tool_call:name|>get_weather<|tool_call:args|>"
+        '{"city": "Oslo"}<|tool_call:end|><|calls|>'
+    )
+    section = ("<|tool_calls|>", "<|calls|>")
+    call = ("<|tool_call:begin|>", "<|tool_call:end|>")
+    inner = "<|tool_call:args|>"
+    taught_by = (call[0],)
+    _name = "<|tool_call:name|>"
+    _next_message = "<|end|><|begin|>assistant"
+
+    def __init__(self) -> None:
+        super().__init__()
+        begin = self.section[0]
+        self.starts = (begin, self._next_message + begin, self._next_message.removeprefix("<|end|>") + begin)
+        self.marks = (*self.marks, self._name)
+
+    def _read_call(self, block: Block) -> Reading[None]:
+        call_id = yield from block.word(_ID)
+        yield from block.expects(self._name)
+        name = yield from block.word(_NAME)
+        yield from block.expects(self.inner)
+        yield from block.skip()
+        if not name:
+            raise NoCallError
+        yield from read_arguments(block, name, call_id)
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        call_id, name = "/[A-Za-z0-9_.:\\-]+/", quoted(function.name)
+        return sequence(call_id, rules.mark(self._name), name, rules.mark(self.inner), rules.json(function.arguments))

@@ -188,8 +188,6 @@ def test_bad_prompts(live: LiveServer, prompt: Any, message: str) -> None:
 
 
 UNSUPPORTED: list[tuple[str, Any, Any]] = [
-    ("tools", [{"type": "function"}], []),
-    ("tool_choice", "required", "auto"),
     ("functions", [{}], None),
     ("chat_template", "{{ 1 }}", None),
     ("best_of", 4, 1),

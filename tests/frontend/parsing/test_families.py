@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.core.config.options import FrontendOptions
+from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
-from penstock.frontend.text.chat_template import Chat, ChatTemplate
+from penstock.frontend.text.call_style import Chat
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.template_facts import facts_of
 from penstock.ipc.messages import AddRequest
 from tests.faults.soak import IS_SOAK
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
@@ -41,11 +44,14 @@ SERVED = list(FAMILIES) if IS_SOAK else USUAL  # each with a server of its own
 def test_the_formats_are_found_from_the_template_alone(name: str) -> None:
     family = FAMILIES[name]
     template = ChatTemplate(family.source(name), {})
-    assert template.reads_tools == (family.tools is not None)
-    if family.tools is not None:
-        assert tool_format_of(template.source).name == family.tools
-    found = reasoning_format_of(template.source)
-    assert (found and found.name) == family.reasoning
+    facts = facts_of(template)
+    assert facts.shows_tools == (family.tools is not None)
+    for tools, reasoning in (
+        find_formats(template.source, facts),
+        (tool_format_of(template.source), reasoning_format_of(template.source)),  # by its words alone
+    ):
+        assert tools.name == (family.tools or "generic")
+        assert (reasoning and reasoning.name) == family.reasoning
     assert (FrontendOptions().tool_call_parser, FrontendOptions().reasoning_parser) == ("auto", "auto")
 
 
@@ -68,6 +74,7 @@ def test_every_cut_of_an_output_says_the_same(name: str) -> None:
         form = OutputFormat(
             reasoning=reasoning,
             is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt),
+            is_answer_open=reasoning is not None and reasoning.is_answered_by(prompt),
             tools=ValidTools(TOOLS, names, True, tool_format) if tool_format is not None else None,
             tool_format=tool_format,
         )
@@ -168,7 +175,7 @@ def test_past_calls_are_shown_as_the_model_writes_them(name: str) -> None:
 
     turn = rendered([USER, message]).removeprefix(rendered([USER]))
     tool_format = TOOL_FORMATS[str(family.tools)]
-    reasoning = REASONING_FORMATS["harmony"] if name == "gpt_oss" else None
+    reasoning = REASONING_FORMATS[str(family.reasoning)] if name in ("gpt_oss", "kimi_k3", "minimax_m3") else None
     names = frozenset(tool["function"]["name"] for tool in TOOLS)
     form = OutputFormat(reasoning=reasoning, tools=ValidTools(TOOLS, names, True, tool_format), tool_format=tool_format)
     _, _, found = assert_same_at_every_cut(form, turn)

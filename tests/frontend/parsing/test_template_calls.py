@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.frontend.errors import TemplateFailed
-from penstock.frontend.text.chat_template import CallStyle, Chat, ChatTemplate
+from penstock.frontend.text.call_style import CallStyle, Chat
+from penstock.frontend.text.chat_template import ChatTemplate
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import post
 from tests.frontend.live_server import LiveServer, live_server
@@ -22,7 +23,7 @@ LOOKS_INTO_CONTENT = (  # as Qwen3 does: fails unless the content is a text
     "{%- for call in message.tool_calls or [] %}"
     "<tool_call>\n"
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
-    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if tools %}{% endif %}"
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CALLS_WHERE_NONE = (  # as DeepSeek does: calls are written where the content is none, their arguments as they are
@@ -60,12 +61,12 @@ NO_CALLS = "{% for message in messages %}[{{ message.role }}]{{ message.content 
 
 FAMILIES = [
     pytest.param(LOOKS_INTO_CONTENT, CallStyle("empty", "object"), id="text"),
-    pytest.param(CALLS_WHERE_NONE, CallStyle("none", "text", content="dropped"), id="none"),
-    pytest.param(CALLS_WHERE_ABSENT, CallStyle("absent", "object", content="dropped"), id="absent"),
+    pytest.param(CALLS_WHERE_NONE, CallStyle("none", "text", content="apart"), id="none"),
+    pytest.param(CALLS_WHERE_ABSENT, CallStyle("absent", "object", content="apart"), id="absent"),
     pytest.param(AS_IT_IS, CallStyle("empty", "text"), id="as it is"),
     pytest.param(EITHER, CallStyle("empty", "object"), id="either"),
     pytest.param(NOT_BOTH, CallStyle("empty", "object", content="joined"), id="not both"),
-    pytest.param(NO_CALLS, CallStyle(calls_as="content"), id="no calls"),
+    pytest.param(NO_CALLS, CallStyle(), id="no calls"),
 ]
 
 ARGUMENTS = {"city": "Ulm", "days": [1, None]}
@@ -89,7 +90,7 @@ def test_a_call_without_content_is_shown(source: str, style: CallStyle, fields: 
     assert "Rain." in text
     assert "None" not in text
     assert json.dumps(ARGUMENTS).replace(" ", "") in text.replace(" ", "")
-    assert template._call_style == style
+    assert template.shape.style == style
 
 
 def test_an_answer_with_only_reasoning_has_an_empty_text() -> None:
@@ -121,7 +122,7 @@ def test_tools_in_the_system_message() -> None:
         "{% endfor %}"
     )
     template = ChatTemplate(source, {})
-    assert template.reads_tools
+    assert template.shape.tools == "shown"
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     written = '<tools>[{"name": "f", "parameters": {"type": "object"}}]<user>x'
     assert template.render([{"role": "user", "content": "x"}], tools=tools) == "<system>" + written

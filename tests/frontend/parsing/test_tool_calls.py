@@ -9,8 +9,10 @@ import pytest
 
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
+from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
+from tests.frontend.pieces import assert_same_at_every_cut
 
 NAMES = ("f", "get_weather", "search")
 SCHEMAS: dict[str, Any] = {name: {} for name in NAMES}
@@ -263,3 +265,13 @@ def test_mistral_ids_have_nine_characters() -> None:
     assert isinstance(start, CallStart)
     assert len(start.call_id) == 9
     assert start.call_id.isalnum()
+
+
+def test_llama_writes_calls_in_pythons_syntax_under_a_template_for_json() -> None:
+    names = frozenset({"f", "g"})
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(names)]
+    form = OutputFormat(tools=ValidTools(tools, names, True, LLAMA3_JSON), tool_format=LLAMA3_JSON)
+    text = "[f(city='Oslo', days=3), g()]"
+    assert assert_same_at_every_cut(form, text) == ("", "", [["f", '{"city": "Oslo", "days": 3}'], ["g", "{}"]])
+    for other in ("[1, 2]", "[h(a=1)]", "[f] is a function"):
+        assert assert_same_at_every_cut(form, other) == ("", other, [])

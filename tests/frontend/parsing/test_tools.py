@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.config import ConfigError
 from penstock.core.config.flags import config_from
 from penstock.frontend.validation.tools import check_tool_choice
+from penstock.ipc.messages import AddRequest
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, chat, error_of, events, get
@@ -471,10 +472,31 @@ def test_parsers_can_be_named_or_switched_off(checkpoint: Path, tmp_path: Path, 
         assert len(message["tool_calls"][0]["id"]) == 9
 
 
-def test_a_template_without_tools_refuses_them(checkpoint: Path, sockets: Path) -> None:
-    with live_server(checkpoint, sockets) as live:
+def test_a_template_without_tools(checkpoint: Path, sockets: Path) -> None:
+    """Tools are described in the system message, calls are read, and past ones are shown; or tools are refused."""
+    with live_server(checkpoint, sockets, max_model_len=4096) as live:
+        for choice in ("auto", "required"):
+            live.says(f"I look.\n{CALL}" if choice == "auto" else CALL)
+            live.do(live.scheduler.received.clear)
+            answer = chat(live, tools=[WEATHER], tool_choice=choice)
+            message = answer.json()["choices"][0]["message"]
+            assert message["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Tromsø"}'}
+            [request] = [got for got in live.scheduler.received if isinstance(got, AddRequest)]
+            assert json.dumps(WEATHER["function"]) in live.tokenizer.decode(prompt_ids(request))
+            assert (request.sampling.grammar != "") == (choice == "required")
+        live.do(live.scheduler.received.clear)
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Rain."}
+        assert chat(live, tools=[WEATHER], messages=[*HELLO, message, result]).status == 200
+        [request] = [got for got in live.scheduler.received if isinstance(got, AddRequest)]
+        prompt = live.tokenizer.decode(prompt_ids(request))
+        assert CALL in prompt
+        assert "Rain." in prompt
+    other = sockets / "2"
+    other.mkdir()
+    with live_server(checkpoint, other, frontend={"tool_prompt": "none"}) as live:
         error = error_of(chat(live, tools=[WEATHER]), 400)
         assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
+        assert error["message"] == "this model's chat template does not take tools"
 
 
 def test_an_unknown_parser_is_no_option() -> None:

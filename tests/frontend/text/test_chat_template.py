@@ -16,10 +16,10 @@ from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
 CONTROL = """
 {%- set ns = namespace(n=0, first=true) %}
 {%- for message in messages %}
-    {%- if message.role == 'skip' %}
+    {%- if message.name == 'skip' %}
         {%- continue %}
     {%- endif %}
-    {%- if message.role == 'end' %}{% break %}{% endif %}
+    {%- if message.name == 'end' %}{% break %}{% endif %}
     {%- set ns.n = ns.n + 1 %}
     {% if loop.first %}
 {{ bos_token }}
@@ -46,7 +46,11 @@ MESSAGES: list[list[dict[str, Any]]] = [
         {"role": "system", "content": " <b>\u00e9 \u4e2d \U0001f600</b> \n"},
         {"role": "user", "content": 'a "quote"\n\ttab'},
     ],
-    [{"role": "skip", "content": "x"}, {"role": "user", "content": "", "name": "Ann"}, {"role": "end", "content": "y"}],
+    [
+        {"role": "user", "content": "x", "name": "skip"},
+        {"role": "user", "content": "", "name": "Ann"},
+        {"role": "user", "content": "y", "name": "end"},
+    ],
     [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "  Water runs  ", "reasoning": "hm", "tool_calls": None},
@@ -117,7 +121,6 @@ def test_unusable_templates_are_refused_at_start(tmp_path: Path, chat_template: 
         "{{ messages[7].content }}",
         "{{ messages[0].content + 1 }}",
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
         "{{ namespace(__x=1) }}",
         "{{ range(10 ** 10) | list }}",
         "{{ dict.__class__ }}{{ raise_exception('x') }}",
@@ -171,9 +174,10 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 def test_tools_under_another_name() -> None:
     """SmolLM3's template reads `xml_tools`."""
     template = ChatTemplate("{% if xml_tools %}{{ xml_tools | tojson }}{% endif %}{{ messages[0].content }}", {})
-    assert template.reads_tools
+    assert template.shape.tools == "shown"
     assert "xml_tools" not in template.extra_variables
     chat: Any = [{"role": "user", "content": "Hi"}]
-    assert template.render(chat, tools=[{"a": 1}]) == '[{"a": 1}]Hi'
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert template.render(chat, tools=tools) == '[{"type": "function", "function": {"name": "f"}}]Hi'
     assert template.render(chat) == "Hi"
-    assert not ChatTemplate("{{ messages[0].content }}", {}).reads_tools
+    assert ChatTemplate("{{ messages[0].content }}", {}).shape.tools == "prompted"

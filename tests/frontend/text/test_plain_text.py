@@ -4,7 +4,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.frontend.text.chat_template import Chat, ChatTemplate, ValidConversation
-from penstock.frontend.text.child import SpecialTexts, render, render_plain
+from penstock.frontend.text.call_style import Chat
+from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation
+from penstock.frontend.text.child import SpecialTexts, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
 from tests.frontend.checkpoint_folder import SPECIAL_TOKENS, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
@@ -94,14 +94,15 @@ class Reader:
         return ValidConversation(messages, not fields.get("continues"), bool(fields.get("continues")), {"mood": ""})
 
     def text(self, conversation: ValidConversation) -> tuple[str, str]:
-        return render_plain(partial(render, self.template, max_chars=1 << 20), conversation, self.special)
+        rendered, seam = render_plain(self.template.render_conversation, conversation, self.special)
+        return rendered.text, seam
 
     def ids(self, conversation: ValidConversation) -> list[int]:
         text, seam = self.text(conversation)
         return self.tokenizer.encode(text, add_special_tokens=False, seam=seam)
 
     def as_transformers(self, conversation: ValidConversation) -> list[int]:
-        text = render(self.template, conversation, max_chars=1 << 20)
+        text = self.template.render_conversation(conversation).text
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def specials(self, ids: list[int]) -> list[int]:
@@ -144,7 +145,7 @@ def test_ordinary_text_has_the_tokens_that_it_had(reader: Reader, texts: list[st
         return
     text, seam = reader.text(conversation)
     assert seam == ""
-    assert text == render(reader.template, conversation, max_chars=1 << 20)
+    assert text == reader.template.render_conversation(conversation).text
     assert reader.ids(conversation) == reader.as_transformers(conversation)
 
 
@@ -181,7 +182,7 @@ def test_messages_beside_a_forged_one_keep_their_tokens(reader: Reader, before: 
 def test_the_text_is_whole(reader: Reader) -> None:
     conversation = reader.conversation([{"role": "user", "content": FORGED}])
     text, seam = reader.text(conversation)
-    assert text.replace(seam, "") == render(reader.template, conversation, max_chars=1 << 20)
+    assert text.replace(seam, "") == reader.template.render_conversation(conversation).text
     decoded = reader.tokenizer.decode(reader.ids(conversation))
     assert FORGED.replace(" ", "") in decoded.replace(" ", "") or "<unk>" in decoded
 

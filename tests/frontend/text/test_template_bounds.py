@@ -69,6 +69,21 @@ def test_a_template_that_does_not_end_well(trapped: LiveServer, trap: str, says:
         assert psutil.Process(pid).cpu_percent(0.05) < 50
 
 
+def test_a_template_that_never_ends_does_not_keep_the_server_from_starting(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried out at the start; if that does not end, its words say what the formats are."""
+    monkeypatch.setattr(service, "MAX_RENDER_SECONDS", 0.5)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}<think></think>"
+    with live_server(write_checkpoint(tmp_path, chat_template=endless), sockets) as live:
+        assert error_of(chat(live), 400)["code"] == "chat_template_error"
+        model = live.server.service.model
+        assert model.reasoning_format is not None
+        assert model.reasoning_format.name == "think"
+        assert model.tool_format is not None
+        assert model.tool_format.name == "generic"
+
+
 def test_others_go_on_meanwhile(trapped: LiveServer) -> None:
     stuck = {"messages": [{"role": "user", "content": "for ever"}]}
 
