@@ -10,6 +10,16 @@ from tests.e2e.servers import serving
 from tests.faults.clockwork import make_clockwork
 
 
+async def written(folder: Path, count: int) -> list[Path]:
+    """The files of a folder, in the order in which they were asked for, once there are so many and none is empty."""
+    async with asyncio.timeout(60):
+        while True:
+            found = sorted(folder.glob("*.json"), key=lambda path: (len(path.name), path.name))
+            if len(found) == count and all(path.stat().st_size for path in found):
+                return found
+            await asyncio.sleep(0.05)
+
+
 async def test_a_running_server_records_steps(tmp_path: Path) -> None:
     folder, traces = make_clockwork(tmp_path / "clockwork", step_seconds=0.005), tmp_path / "traces"
     flags = ("--served-model-name", "m", "--num-pages", "64", "--cpu-kernels", "torch", "--profile", str(traces))
@@ -26,11 +36,7 @@ async def test_a_running_server_records_steps(tmp_path: Path) -> None:
         await ask("/start_profile")
         await ask("/v1/completions", json=body | {"max_tokens": 20})
         await ask("/stop_profile")
-        async with asyncio.timeout(60):
-            while len(found := sorted(traces.glob("*.json"), key=lambda path: (len(path.name), path.name))) < 3 or any(
-                not path.stat().st_size for path in found
-            ):
-                await asyncio.sleep(0.05)
+        found = await written(traces, 3)
     first, second, third = (json.loads(path.read_text())["traceEvents"] for path in found)
     steps = [
         sum(str(event.get("name")).startswith("ProfilerStep#") and "dur" in event for event in events)
