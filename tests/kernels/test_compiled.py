@@ -27,6 +27,7 @@ from penstock.kernels.triton.activation import activation_triton, gated_activati
 from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
 from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.experts import experts
 from penstock.kernels.triton.experts.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
 from penstock.kernels.triton.experts.routing import route_triton
 from penstock.kernels.triton.latents import attention as latent_attention
@@ -35,6 +36,7 @@ from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.quantized import linear as quantized_linear
+from penstock.kernels.triton.quantized import many_rows
 from penstock.kernels.triton.row_updates import write_runs_triton
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -248,7 +250,7 @@ def launch_sampling(vocab: int) -> None:
 def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
     jobs: dict[tuple[int, str], Launch] = {}
     for capability, facts in CAPABILITIES.items():
-        for module in (paged_attention, latent_attention, latent_expanded, quantized_linear):
+        for module in (paged_attention, latent_attention, latent_expanded, experts, quantized_linear, many_rows):
             monkeypatch.setattr(module, "device_facts", functools.partial(lambda facts, _: facts, facts))
         with recording(monkeypatch.setattr) as launches:
             for name, shape in ODD.items():
