@@ -80,7 +80,7 @@ def quantized_linear_kernel(
     tokens = rows // ROWS_OF_INPUT
     begin_k = tl.program_id(1) * split_inputs
     end_k = tl.minimum(begin_k + split_inputs, num_inputs)
-    GROUP_SCALES: tl.constexpr = (OF_CODES or HALVES == "exact") and not OUTPUT_SCALES
+    GROUP_SCALES: tl.constexpr = (OF_CODES or HALVES == "exact" or HALVES == "bytes") and not OUTPUT_SCALES
     SCALED_SUMS: tl.constexpr = X_GROUP > 0 or GROUP_SCALES
     IS_INT: tl.constexpr = OF_CODES and NUMBERS == "integers"
     CODE: tl.constexpr = tl.int8 if NUMBERS == "integers" else tl.float8e4nv
@@ -216,7 +216,8 @@ def quantized_linear_triton(
         product_of_floats(x, weight, bias, out)
         return out
     size = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128  # warm-up runs all of them
-    is_vector = num_rows == 1 and isinstance(x, Tensor) and not halves_of(x, weight, dtype)
+    # One row's products with bytes take fewer instructions than it takes to make tiles of them.
+    is_vector = num_rows == 1 and isinstance(x, Tensor) and halves_of(x, weight, dtype) in ("", "bytes")
     tiles = VECTOR if is_vector else choose_tiles(x, weight, size, dtype)
     splits, split_inputs = choose_splits(weight, tiles, ceil_div(num_rows, size))
     target = out if splits == 1 else torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
@@ -322,17 +323,21 @@ def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
 
 
 def halves_of(x: Tensor | RoundedInputs, weight: DeviceWeight, dtype: torch.dtype) -> str:
-    """How codes of 4 to 6 bits become half precision; see `half_tile`. Empty if they do not."""
-    if not isinstance(x, Tensor) or weight.bits not in (4, 5, 6) or dtype == torch.float32:
+    """How codes become half precision; see `half_tile`. Empty if it takes more steps."""
+    if not isinstance(x, Tensor) or dtype == torch.float32:
         return ""
+    is_plain = weight.minimums is None and weight.super_scales is None
+    is_of_sums = is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS)
+    is_of_words = weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS
     if weight.numbers == "integers":
-        is_plain = weight.bits == 4 and weight.minimums is None and weight.super_scales is None
-        if is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS):
+        if weight.bits == 8:
+            are_words = isinstance(weight.zeros, int) and weight.zeros == 0 and weight.num_inputs % 16 == 0
+            return "bytes" if is_of_sums and are_words else ""
+        if weight.bits == 4 and is_of_sums:
             return "exact"
-        return "scaled" if weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS else ""
-    are_exponents = weight.scales.dtype == torch.uint8 and weight.super_scales is None
-    is_e2m1 = weight.numbers == "e2m1" and are_exponents and dtype == torch.bfloat16
-    return "e2m1" if is_e2m1 and weight.group >= LEAST_OF_WORDS else ""
+        return "scaled" if weight.bits >= 4 and is_of_words else ""
+    are_exponents = weight.scales.dtype == torch.uint8 and is_plain
+    return "e2m1" if weight.numbers == "e2m1" and are_exponents and is_of_words and dtype == torch.bfloat16 else ""
 
 
 LEAST_OF_SUMS = 64
@@ -356,7 +361,7 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
             num_stages = 3
         elif size == 128 and is_small:
             block_k, num_stages = 32, 3
-        if halves == "exact" and not weight.has_output_scales:
+        if halves in ("exact", "bytes") and not weight.has_output_scales:
             block_k = min(block_k, weight.group)
         return Tiles(block_n, block_k, num_warps, num_stages)
     if of_codes:

@@ -1,4 +1,4 @@
-"""Codes of 4 bits as numbers in half precision, in pairs as GPUs multiply them.
+"""Codes of 4 bits, and a few more, as numbers in half precision, in pairs as GPUs multiply them.
 
 A word of 32 bits has eight codes (`penstock.kernels.quantized.device_weight`): those of inputs 2 * j and 2 * j + 1 are
 j nibbles above the lowest one of each half. So one instruction takes out both, and gives them an exponent with which
@@ -88,10 +88,52 @@ def _e2m1() -> str:
 }}"""
 
 
+def _bytes_of_bf16() -> str:
+    """Pairs of signed bytes: 128 + the lowest seven bits, minus 128 or, with the sign, 256."""
+    pairs = "".join(
+        f"""
+    prmt.b32 pair, $4, 0, {0x4140 + 0x202 * j};
+    lop3.b32 low, pair, low_mask, exponents, 0xEA;
+    lop3.b32 sign, pair, sign_mask, exponents, 0xEA;
+    fma.rn.bf16x2 pair, sign, minus_one, low;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(2)
+    )
+    return f"""{{
+    .reg .b32 pair, low, sign, low_mask, sign_mask, exponents, minus_one;
+    mov.b32 low_mask, 0x007F007F;
+    mov.b32 sign_mask, 0x00800080;
+    mov.b32 exponents, 0x43004300;
+    mov.b32 minus_one, 0xBF80BF80;{pairs}
+}}"""
+
+
+def _bytes_of_fp16() -> str:
+    """Pairs of signed bytes: 1024 + the byte + 128, minus 1152."""
+    pairs = "".join(
+        f"""
+    prmt.b32 pair, flipped, exponents, {0x4140 + 0x202 * j};
+    fma.rn.f16x2 pair, pair, one, less;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(2)
+    )
+    return f"""{{
+    .reg .b32 pair, flipped, exponents, one, less;
+    xor.b32 flipped, $4, 0x80808080;
+    mov.b32 exponents, 0x64646464;
+    mov.b32 one, 0x3C003C00;
+    mov.b32 less, 0xE480E480;{pairs}
+}}"""
+
+
 _OF_BF16 = tl.constexpr(_integers("bf16x2", "0x43004300", "0x3F803F80"))
 _OF_FP16 = tl.constexpr(_integers("f16x2", "0x64006400", "0x3C003C00"))
 _SCALED_BF16 = tl.constexpr(tuple(_scaled("bf16x2", high_bits) for high_bits in range(3)))
 _SCALED_FP16 = tl.constexpr(tuple(_scaled("f16x2", high_bits) for high_bits in range(3)))
+_BYTES_OF_BF16 = tl.constexpr(_bytes_of_bf16())
+_BYTES_OF_FP16 = tl.constexpr(_bytes_of_fp16())
+_OUTPUTS_OF_BYTES = tl.constexpr("=h,=h,=h,=h,r")
+_FOUR = tl.constexpr((tl.int16,) * 4)
 _OF_E2M1 = tl.constexpr(_e2m1())
 
 
@@ -118,6 +160,21 @@ def scaled_in_assembly(words, high, scales, summands, HIGH: tl.constexpr, IS_BF1
 def e2m1_in_assembly(words, scales):
     """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are from `scales_of`."""
     return tl.inline_asm_elementwise(_OF_E2M1, _OUTPUTS, [words, scales], dtype=_EIGHT, is_pure=True, pack=1)
+
+
+@triton.jit
+def bytes_in_assembly(words, IS_BF16: tl.constexpr):
+    """int16, four times the shape of `words`: the bits of signed bytes, which are numbers of four inputs."""
+    ASSEMBLY: tl.constexpr = _BYTES_OF_BF16 if IS_BF16 else _BYTES_OF_FP16
+    return tl.inline_asm_elementwise(ASSEMBLY, _OUTPUTS_OF_BYTES, [words], dtype=_FOUR, is_pure=True, pack=1)
+
+
+@triton.jit
+def bytes_in_parts(words, IS_BF16: tl.constexpr):
+    """As `bytes_in_assembly`."""
+    return (
+        _byte(words, 24, IS_BF16), _byte(words, 16, IS_BF16), _byte(words, 8, IS_BF16), _byte(words, 0, IS_BF16)
+    )  # fmt: skip
 
 
 @triton.jit
@@ -158,6 +215,12 @@ def e2m1_in_parts(words, scales):
 
 
 @triton.jit
+def _byte(words, ABOVE: tl.constexpr, IS_BF16: tl.constexpr):
+    numbers = ((words << ABOVE) >> 24).to(tl.float32)
+    return _upper_half(numbers) if IS_BF16 else numbers.to(tl.float16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
 def _integer(words, less, PLACE: tl.constexpr, IS_BF16: tl.constexpr):
     codes = ((words >> PLACE) & 15).to(tl.float32)
     if IS_BF16:
@@ -191,6 +254,7 @@ def _upper_half(numbers):
 
 integers = integers_in_parts if knobs.runtime.interpret else integers_in_assembly
 scaled = scaled_in_parts if knobs.runtime.interpret else scaled_in_assembly
+signed_bytes = bytes_in_parts if knobs.runtime.interpret else bytes_in_assembly
 e2m1 = e2m1_in_parts if knobs.runtime.interpret else e2m1_in_assembly
 
 
@@ -217,8 +281,8 @@ def in_order(halves):
 
 
 @triton.jit
-def words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """int32[N, BLOCK_K / 8]: the codes of inputs from `first` on, a multiple of BLOCK_K."""
-    at = first // 8 + tl.arange(0, BLOCK_K // 8)
+def words_tile(plane_ptr, rows, first, row_bytes, EACH: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """int32[N, BLOCK_K / EACH]: the codes of inputs from `first` on, a multiple of BLOCK_K; EACH word has so many."""
+    at = first // EACH + tl.arange(0, BLOCK_K // EACH)
     ptrs = plane_ptr.to(tl.pointer_type(tl.int32)) + rows[:, None] * (row_bytes // 4) + at[None, :]
     return tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes // 4, other=0)

@@ -18,6 +18,7 @@ from penstock.kernels.triton.quantized.nibbles import (
     pairs_of,
     scaled,
     scales_of,
+    signed_bytes,
     words_tile,
 )
 
@@ -33,7 +34,7 @@ def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: t
     the result is int32.
     """
     if BITS == 4:
-        words = words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K, EVEN_K)
+        words = words_tile(plane_ptr, rows, first, row_bytes, 8, BLOCK_K, EVEN_K)
         parts = in_order((
             words & 15, (words >> 16) & 15, (words >> 4) & 15, (words >> 20) & 15,
             (words >> 8) & 15, (words >> 24) & 15, (words >> 12) & 15, (words >> 28) & 15,
@@ -137,22 +138,26 @@ def half_tile(
     """bf16 or fp16 [N, BLOCK_K]: numbers as `HALVES` says, outputs `rows` and inputs from `first` on.
 
     HALVES: "exact", integers of 4 bits minus zeros, whose scales are applied to sums; so a tile has a single group.
-    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents.
+    "bytes", the same for integers of 8 bits without zeros. "scaled", integers of 4 to 6 bits and of any groups. "e2m1",
+    floats of any groups whose scales are exponents.
     """
-    words = words_tile(low_ptr, rows, first, low_bytes, BLOCK_K, EVEN_K)
-    if HALVES == "exact":
+    words = words_tile(low_ptr, rows, first, low_bytes, 4 if HALVES == "bytes" else 8, BLOCK_K, EVEN_K)
+    if HALVES == "bytes":
+        halves = signed_bytes(words, IS_BF16)
+        ordered = tl.join(tl.join(halves[0], halves[2]), tl.join(halves[1], halves[3]))
+    elif HALVES == "exact":
         if HAS_ZEROS:
             zeros = tl.load(zeros_ptr + rows * num_groups + first // GROUP)[:, None]
         else:
             zeros = tl.full([1, 1], ZERO, tl.int32)
-        halves = integers(words, tl.broadcast_to(pairs_of(zeros, IS_BF16), words.shape), IS_BF16)
+        ordered = in_order(integers(words, tl.broadcast_to(pairs_of(zeros, IS_BF16), words.shape), IS_BF16))
     else:
         SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
         group = first // GROUP + tl.arange(0, BLOCK_K // SIZE)
         if HALVES == "e2m1":
             at = rows[:, None] * num_groups + group[None, :]
             exponents = tl.load(scales_ptr + at, mask=group[None, :] < num_groups, other=0)
-            halves = e2m1(words, of_words(scales_of(exponents), words))
+            ordered = in_order(e2m1(words, of_words(scales_of(exponents), words)))
         else:
             scales = of_groups(
                 scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
@@ -170,8 +175,9 @@ def half_tile(
             high = words
             if HIGH > 0:
                 high = high_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K)
-            halves = scaled(words, high, of_words(scales, words), of_words(summands, words), HIGH, IS_BF16)
-    numbers = tl.reshape(in_order(halves), [rows.shape[0], BLOCK_K])
+            scales, summands = of_words(scales, words), of_words(summands, words)
+            ordered = in_order(scaled(words, high, scales, summands, HIGH, IS_BF16))
+    numbers = tl.reshape(ordered, [rows.shape[0], BLOCK_K])
     return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16, bitcast=True)
 
 
