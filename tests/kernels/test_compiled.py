@@ -29,6 +29,7 @@ from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
 from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.experts import experts
 from penstock.kernels.triton.experts.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
+from penstock.kernels.triton.experts.logits import router_logits_triton
 from penstock.kernels.triton.experts.routing import route_triton
 from penstock.kernels.triton.latents import attention as latent_attention
 from penstock.kernels.triton.latents import expanded as latent_expanded
@@ -190,6 +191,7 @@ def launch_experts(shape: ExpertsShape) -> None:
     biases = [meta(*weight.shape[:2]) if shape.has_bias else None for weight in (gate_up, down)]
     # One token, a block of an expert's few tokens, and many: most mixtures need no more than the first.
     for tokens in (1, 8 * shape.num_experts, 8192) if shape.hidden < 4096 else (1,):
+        router_logits_triton(meta(16, shape.hidden), meta(shape.num_experts, shape.hidden, dtype=torch.float32), None)
         ids, weights = route_triton(meta(tokens, shape.num_experts, dtype=torch.float32), shape.routing, correction)
         grouped = group_rows_triton(ids, shape.num_experts)
         rows = grouped_linear_triton(meta(tokens, shape.hidden), grouped, gate_up, biases[0], of_tokens=True)
