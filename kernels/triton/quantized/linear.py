@@ -25,6 +25,7 @@ from penstock.kernels.triton.quantized.many_rows import (
 )
 from penstock.kernels.triton.quantized.tiles import (
     WHOLE,
+    half_factors,
     half_tile,
     numbers_of,
     of_groups,
@@ -87,7 +88,39 @@ def quantized_linear_kernel(
     FLOAT: tl.constexpr = tl.float32 if WIDE == "fp32" else (tl.float16 if WIDE == "fp16" else tl.bfloat16)
     acc = tl.zeros([BLOCK_N, SIZE], tl.int32 if IS_INT and not SCALED_SUMS else tl.float32)
     k = tl.arange(0, BLOCK_K)
+    # What steps need beside the two sides is loaded a step before. (Triton does this for the sides alone.)
+    if HALVES != "":
+        next_one, next_two = half_factors(
+            outputs, begin_k, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr, num_groups,
+            num_supers, HALVES, ZERO, GROUP, HAS_ZEROS, HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16",
+            BLOCK_K,
+        )  # fmt: skip
+    if GROUP_SCALES:
+        next_scales = of_groups(
+            scales_ptr, super_scales_ptr, outputs, begin_k // GROUP + tl.arange(0, 1), num_groups, num_supers, GROUP,
+            HAS_SUPERS, ARE_EXPONENTS,
+        )  # fmt: skip
+    if X_GROUP > 0:
+        next_x_scales = tl.load(x_scales_ptr + tokens * stride_xs + begin_k // X_GROUP, mask=has_row, other=0.0)
     for first in tl.range(begin_k, end_k, BLOCK_K):
+        after = first + BLOCK_K
+        if HALVES != "":
+            one, two = next_one, next_two
+            next_one, next_two = half_factors(
+                outputs, after, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr, num_groups,
+                num_supers, HALVES, ZERO, GROUP, HAS_ZEROS, HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16",
+                BLOCK_K,
+            )  # fmt: skip
+        if GROUP_SCALES:
+            scales = next_scales
+            next_scales = of_groups(
+                scales_ptr, super_scales_ptr, outputs, after // GROUP + tl.arange(0, 1), num_groups, num_supers, GROUP,
+                HAS_SUPERS, ARE_EXPONENTS,
+            )  # fmt: skip
+        if X_GROUP > 0:
+            x_scales = next_x_scales
+            group = tl.minimum(after, num_inputs - 1) // X_GROUP
+            next_x_scales = tl.load(x_scales_ptr + tokens * stride_xs + group, mask=has_row, other=0.0)
         x_ptrs = x_ptr + (tokens * stride_x)[:, None] + (first + k)[None, :]
         if EVEN_K:
             x = tl.load(x_ptrs, mask=has_row[:, None], other=0)
@@ -98,9 +131,8 @@ def quantized_linear_kernel(
             x = x.to(CODE, bitcast=True)
         elif HALVES != "":
             weight = half_tile(
-                outputs, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr,
-                super_minimums_ptr, low_bytes, high_bytes, num_groups, num_supers, HALVES, HIGH, ZERO, GROUP, HAS_ZEROS,
-                HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16", BLOCK_K, EVEN_K,
+                one, two, outputs, first, low_ptr, high_ptr, low_bytes, high_bytes, HALVES, HIGH, WIDE == "bf16",
+                BLOCK_K, EVEN_K,
             )  # fmt: skip
         else:
             weight = weight_tile(
@@ -115,12 +147,8 @@ def quantized_linear_kernel(
             SUM: tl.constexpr = tl.int32 if IS_INT else tl.float32
             part = tl.dot(weight, tl.trans(x), input_precision=PRECISION, out_dtype=SUM).to(tl.float32)
             if GROUP_SCALES:
-                part *= of_groups(
-                    scales_ptr, super_scales_ptr, outputs, first // GROUP + tl.arange(0, 1), num_groups, num_supers,
-                    GROUP, HAS_SUPERS, ARE_EXPONENTS,
-                )  # fmt: skip
+                part *= scales
             if X_GROUP > 0:
-                x_scales = tl.load(x_scales_ptr + tokens * stride_xs + first // X_GROUP, mask=has_row, other=0.0)
                 part *= x_scales[None, :]
             acc += part
         elif IS_INT:
@@ -355,12 +383,13 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
     halves = halves_of(x, weight, dtype)
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if size == 16 else (128, 64, 8, 3)
     if halves:
-        is_small = size < 128 or not device_facts(weight.device).is_large  # of registers there are few
-        block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if is_small else (128, 64, 8, 3)
-        if size == 64:
-            num_stages = 3
-        elif size == 128 and is_small:
-            block_k, num_stages = 32, 3
+        # Other GPUs than Hopper need registers for the inputs, too.
+        is_large = device_facts(weight.device).is_large
+        block_n, block_k, num_warps, num_stages = {
+            16: (64, 128, 4, 4),
+            64: (64, 128 if is_large else 64, 4, 3),
+            128: (128, 64 if is_large else 32, 8, 3),
+        }[size]
         if halves in ("exact", "bytes") and not weight.has_output_scales:
             block_k = min(block_k, weight.group)
         return Tiles(block_n, block_k, num_warps, num_stages)
@@ -370,7 +399,7 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
         block_k = 32
     # If each step's sums have scales of their own, they are kept beside the total.
     if isinstance(x, RoundedInputs) and x.scales.shape[1] > 1:
-        block_n, block_k = 64, min(block_k, x.group)
+        block_n, block_k = 64, min(block_k if of_codes else 64, x.group)
     elif size == 128 and not (of_codes or weight.has_output_scales) and not device_facts(weight.device).is_large:
         # Unpacked numbers, their scales and the inputs are all in registers.
         block_n, block_k, num_warps = 64, 32, 4
