@@ -81,7 +81,8 @@ def quantized_linear_kernel(
     tokens = rows // ROWS_OF_INPUT
     begin_k = tl.program_id(1) * split_inputs
     end_k = tl.minimum(begin_k + split_inputs, num_inputs)
-    GROUP_SCALES: tl.constexpr = (OF_CODES or HALVES == "exact" or HALVES == "bytes") and not OUTPUT_SCALES
+    OF_SUMS: tl.constexpr = OF_CODES or HALVES == "exact" or HALVES == "bytes" or HALVES == "table"
+    GROUP_SCALES: tl.constexpr = OF_SUMS and not OUTPUT_SCALES
     SCALED_SUMS: tl.constexpr = X_GROUP > 0 or GROUP_SCALES
     IS_INT: tl.constexpr = OF_CODES and NUMBERS == "integers"
     CODE: tl.constexpr = tl.int8 if NUMBERS == "integers" else tl.float8e4nv
@@ -131,8 +132,8 @@ def quantized_linear_kernel(
             x = x.to(CODE, bitcast=True)
         elif HALVES != "":
             weight = half_tile(
-                one, two, outputs, first, low_ptr, high_ptr, low_bytes, high_bytes, HALVES, HIGH, WIDE == "bf16",
-                BLOCK_K, EVEN_K,
+                one, two, outputs, first, low_ptr, high_ptr, values_ptr, low_bytes, high_bytes, HALVES, HIGH,
+                WIDE == "bf16", BLOCK_K, EVEN_K,
             )  # fmt: skip
         else:
             weight = weight_tile(
@@ -244,8 +245,8 @@ def quantized_linear_triton(
         product_of_floats(x, weight, bias, out)
         return out
     size = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128  # warm-up runs all of them
-    # One row's products with bytes take fewer instructions than it takes to make tiles of them.
-    is_vector = num_rows == 1 and isinstance(x, Tensor) and halves_of(x, weight, dtype) in ("", "bytes")
+    # One row's products with bytes, or with looked-up values, take no more instructions than tiles of them do.
+    is_vector = num_rows == 1 and isinstance(x, Tensor) and halves_of(x, weight, dtype) in ("", "bytes", "table")
     tiles = VECTOR if is_vector else choose_tiles(x, weight, size, dtype)
     splits, split_inputs = choose_splits(weight, tiles, ceil_div(num_rows, size))
     target = out if splits == 1 else torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
@@ -313,6 +314,11 @@ def linear_arguments(
     if isinstance(x, RoundedInputs):
         x_scales, x_group = x.scales, 0 if x.scales.shape[1] == 1 else x.group
         stride_xs = 0 if x.scales.shape[0] == 1 else x.scales.stride(0)  # all rows share a static scale
+    halves = halves_of(x, weight, dtype)
+    arguments = weight_arguments(weight)
+    if halves == "table":
+        assert weight.value_bytes is not None
+        arguments["values_ptr"] = weight.value_bytes[:8] if dtype == torch.bfloat16 else weight.value_bytes[8:]
     return {
         "x_ptr": codes,
         "x_scales_ptr": x_scales,
@@ -322,9 +328,9 @@ def linear_arguments(
         "num_inputs": weight.num_inputs,
         "stride_x": codes.stride(0),
         "stride_xs": stride_xs,
-        **weight_arguments(weight),
+        **arguments,
         "OF_CODES": multiplies_codes(x, weight),
-        "HALVES": halves_of(x, weight, dtype),
+        "HALVES": halves,
         "WIDE": {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype],
         "HAS_X_SCALES": isinstance(x, RoundedInputs),
         "X_GROUP": x_group,
@@ -364,6 +370,8 @@ def halves_of(x: Tensor | RoundedInputs, weight: DeviceWeight, dtype: torch.dtyp
         if weight.bits == 4 and is_of_sums:
             return "exact"
         return "scaled" if weight.bits >= 4 and is_of_words else ""
+    if weight.value_bytes is not None and isinstance(weight.zeros, int) and weight.zeros == 0:
+        return "table" if is_of_sums else ""
     are_exponents = weight.scales.dtype == torch.uint8 and is_plain
     return "e2m1" if weight.numbers == "e2m1" and are_exponents and is_of_words and dtype == torch.bfloat16 else ""
 
@@ -390,8 +398,9 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
             64: (64, 128 if is_large else 64, 4, 3),
             128: (128, 64 if is_large else 32, 8, 3),
         }[size]
-        if halves in ("exact", "bytes") and not weight.has_output_scales:
-            block_k = min(block_k, weight.group)
+        if halves in ("exact", "bytes", "table") and not weight.has_output_scales and weight.group < block_k:
+            # As many numbers for each thread, so that what a step costs beside them matters less.
+            block_n, block_k = (128 if size == 16 else block_n), weight.group
         return Tiles(block_n, block_k, num_warps, num_stages)
     if of_codes:
         block_k = 128

@@ -88,6 +88,43 @@ def _e2m1() -> str:
 }}"""
 
 
+def _table() -> str:
+    """Values of 16 bits; $8 is the word, $9 to $12 are the upper bytes of values, and $13 to $16 the lower ones.
+
+    The permutation of bytes looks up four codes of three bits at once. The fourth bit chooses between two of them.
+    """
+
+    def half(name: str, shift: int) -> str:
+        lookups = "".join(
+            f"""
+    prmt.b32 one, ${at}, ${at + 1}, codes;
+    prmt.b32 two, ${at + 2}, ${at + 3}, codes;
+    lop3.b32 {bytes_}_{name}, one, two, chosen, 0xD8;"""
+            for bytes_, at in (("upper", 9), ("lower", 13))
+        )
+        return f"""
+    shr.b32 codes, $8, {shift};
+    shr.b32 chosen, codes, 1;
+    and.b32 codes, codes, 0x7777;
+    and.b32 chosen, chosen, 0x4444;
+    prmt.b32 chosen, 0, 0xFFFFFFFF, chosen;{lookups}"""
+
+    pairs = "".join(
+        f"""
+    prmt.b32 one, lower_even, lower_odd, {selector};
+    prmt.b32 two, upper_even, upper_odd, {selector};
+    prmt.b32 codes, one, two, 0x5140;
+    prmt.b32 chosen, one, two, 0x7362;
+    mov.b32 {{${k}, ${k + 1}}}, codes;
+    mov.b32 {{${k + 2}, ${k + 3}}}, chosen;"""
+        for k, selector in ((0, "0x5140"), (4, "0x7362"))
+    )
+    return f"""{{
+    .reg .b32 codes, chosen, one, two, upper_even, upper_odd, lower_even, lower_odd;{half("even", 0)}{half("odd", 16)}
+    {pairs}
+}}"""
+
+
 def _bytes_of_bf16() -> str:
     """Pairs of signed bytes: 128 + the lowest seven bits, minus 128 or, with the sign, 256."""
     pairs = "".join(
@@ -133,6 +170,8 @@ _SCALED_FP16 = tl.constexpr(tuple(_scaled("f16x2", high_bits) for high_bits in r
 _BYTES_OF_BF16 = tl.constexpr(_bytes_of_bf16())
 _BYTES_OF_FP16 = tl.constexpr(_bytes_of_fp16())
 _OUTPUTS_OF_BYTES = tl.constexpr("=h,=h,=h,=h,r")
+_TABLE = tl.constexpr(_table())
+_OUTPUTS_OF_TABLE = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r,r,r")
 _FOUR = tl.constexpr((tl.int16,) * 4)
 _OF_E2M1 = tl.constexpr(_e2m1())
 
@@ -160,6 +199,30 @@ def scaled_in_assembly(words, high, scales, summands, HIGH: tl.constexpr, IS_BF1
 def e2m1_in_assembly(words, scales):
     """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are from `scales_of`."""
     return tl.inline_asm_elementwise(_OF_E2M1, _OUTPUTS, [words, scales], dtype=_EIGHT, is_pure=True, pack=1)
+
+
+@triton.jit
+def table_in_assembly(words, bytes_ptr):
+    """int16, eight times the shape of `words`: values by input, of which `bytes_ptr` has int32[8] bytes."""
+    return tl.inline_asm_elementwise(
+        _TABLE, _OUTPUTS_OF_TABLE,
+        [
+            words, tl.load(bytes_ptr), tl.load(bytes_ptr + 1), tl.load(bytes_ptr + 2), tl.load(bytes_ptr + 3),
+            tl.load(bytes_ptr + 4), tl.load(bytes_ptr + 5), tl.load(bytes_ptr + 6), tl.load(bytes_ptr + 7),
+        ],
+        dtype=_EIGHT, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def table_in_parts(words, bytes_ptr):
+    """As `table_in_assembly`."""
+    return (
+        _value(words, bytes_ptr, 0), _value(words, bytes_ptr, 16),
+        _value(words, bytes_ptr, 4), _value(words, bytes_ptr, 20),
+        _value(words, bytes_ptr, 8), _value(words, bytes_ptr, 24),
+        _value(words, bytes_ptr, 12), _value(words, bytes_ptr, 28),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -215,6 +278,15 @@ def e2m1_in_parts(words, scales):
 
 
 @triton.jit
+def _value(words, bytes_ptr, PLACE: tl.constexpr):
+    codes = (words >> PLACE) & 15
+    shifts = (codes & 3) * 8
+    upper = (tl.load(bytes_ptr + (codes >> 2)) >> shifts) & 255
+    lower = (tl.load(bytes_ptr + 4 + (codes >> 2)) >> shifts) & 255
+    return ((upper << 8) | lower).to(tl.int16)
+
+
+@triton.jit
 def _byte(words, ABOVE: tl.constexpr, IS_BF16: tl.constexpr):
     numbers = ((words << ABOVE) >> 24).to(tl.float32)
     return _upper_half(numbers) if IS_BF16 else numbers.to(tl.float16).to(tl.int16, bitcast=True)
@@ -254,6 +326,7 @@ def _upper_half(numbers):
 
 integers = integers_in_parts if knobs.runtime.interpret else integers_in_assembly
 scaled = scaled_in_parts if knobs.runtime.interpret else scaled_in_assembly
+table = table_in_parts if knobs.runtime.interpret else table_in_assembly
 signed_bytes = bytes_in_parts if knobs.runtime.interpret else bytes_in_assembly
 e2m1 = e2m1_in_parts if knobs.runtime.interpret else e2m1_in_assembly
 

@@ -19,6 +19,7 @@ from penstock.kernels.triton.quantized.nibbles import (
     scaled,
     scales_of,
     signed_bytes,
+    table,
     words_tile,
 )
 
@@ -167,19 +168,22 @@ def half_factors(
 
 @triton.jit
 def half_tile(
-    one, two, rows, first, low_ptr, high_ptr, low_bytes, high_bytes,
+    one, two, rows, first, low_ptr, high_ptr, values_ptr, low_bytes, high_bytes,
     HALVES: tl.constexpr, HIGH: tl.constexpr, IS_BF16: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """bf16 or fp16 [N, BLOCK_K]: numbers as `HALVES` says, outputs `rows` and inputs from `first` on.
 
     HALVES: "exact", integers of 4 bits minus zeros, whose scales are applied to sums; so a tile has a single group.
-    "bytes", the same for integers of 8 bits without zeros. "scaled", integers of 4 to 6 bits and of any groups. "e2m1",
-    floats of any groups whose scales are exponents. `one` and `two` are from `half_factors`.
+    "bytes", the same for integers of 8 bits without zeros; "table", for values whose bytes are at `values_ptr`.
+    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents. `one`
+    and `two` are from `half_factors`.
     """
     words = words_tile(low_ptr, rows, first, low_bytes, 4 if HALVES == "bytes" else 8, BLOCK_K, EVEN_K)
     if HALVES == "bytes":
         halves = signed_bytes(words, IS_BF16)
         ordered = tl.join(tl.join(halves[0], halves[2]), tl.join(halves[1], halves[3]))
+    elif HALVES == "table":
+        ordered = in_order(table(words, values_ptr))
     elif HALVES == "exact":
         ordered = in_order(integers(words, of_words(one, words), IS_BF16))
     elif HALVES == "e2m1":
