@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Routing(NamedTuple):
@@ -35,6 +36,25 @@ class Routing(NamedTuple):
         """Whether experts are chosen by logits instead of scores."""
         needs_scores = correction is not None or (self.num_groups > 1 and self.group_judge == "top2")
         return self.kind == "top_softmax" or not needs_scores
+
+
+def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight^T + bias in fp32, on which the choice of experts depends.
+
+    Args:
+        x: [T, H], of any float dtype.
+        weight: fp32 [E, H], contiguous.
+        bias: fp32 [E] or None.
+
+    Returns:
+        fp32 [T, E].
+    """
+    if x.is_cuda:
+        from penstock.kernels.triton.experts.logits import MOST_TOKENS, router_logits_triton
+
+        if x.shape[0] <= MOST_TOKENS:
+            return router_logits_triton(x, weight, bias)
+    return functional.linear(x.float(), weight, bias)
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,7 @@ class DeviceWeight(NamedTuple):
     values: Tensor | None  # the values of codes, for tables and also for floats
     order: Tensor | None
     inputs: InputRounding | None
+    value_bytes: Tensor | None = None  # int32[16]: see `_value_bytes`; for tables of 16 values
     block_scales: Tensor | None = None  # fp32[ceil(N / 128), K / 128], if so many scales say what `scales` does
 
     @property
@@ -96,6 +97,7 @@ def pack_for_device(weight: QuantizedWeight, device: torch.device | str) -> Devi
         planes, bits, weight.num_inputs, numbers, weight.group,
         weight.scales if weight.super_scales is not None else _narrowest(weight.scales),
         zeros, weight.minimums, weight.super_scales, weight.super_minimums, weight.values, weight.order, weight.inputs,
+        _value_bytes(weight.values) if numbers == "table" and bits == 4 else None,
         _block_scales(weight) if numbers == "e4m3" else None,
     )  # fmt: skip
 
@@ -257,6 +259,14 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
                 plane |= part[..., place] << (place * width)
             shift += width
     return planes
+
+
+def _value_bytes(values: Tensor | None) -> Tensor | None:
+    """int32[16]: 16 values in bf16, and in fp16; the upper bytes of all and then the lower ones, four in a word."""
+    if values is None:
+        return None
+    of_dtypes = [values.to(dtype).view(torch.uint8).view(16, 2) for dtype in (torch.bfloat16, torch.float16)]
+    return torch.cat([its[:, upper] for its in of_dtypes for upper in (1, 0)]).view(torch.int32)
 
 
 def _block_scales(weight: QuantizedWeight) -> Tensor | None:

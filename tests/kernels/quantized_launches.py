@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.activation import Activation
-from penstock.kernels.quantized.device_weight import DeviceWeight, pack_for_device
+from penstock.kernels.quantized.device_weight import BLOCK, DeviceWeight, pack_for_device
 from penstock.kernels.quantized.inputs import RoundedInputs
 from penstock.kernels.quantized.weight import InputRounding
 from penstock.kernels.triton.experts.experts import group_rows_triton
@@ -62,6 +62,8 @@ def _matrix(name: str, size: int, num_experts: int | None = None) -> DeviceWeigh
         return _meta(*shape, its.shape[-1], dtype=its.dtype) if isinstance(its, Tensor) and its.ndim == 2 else its
 
     changed = {name: grown(its) for name, its in packed._asdict().items() if name != "planes"}
+    if packed.block_scales is not None:
+        changed["block_scales"] = _meta(-(-size // BLOCK), size // BLOCK, dtype=torch.float32)
     planes = tuple(_meta(*shape, plane.shape[-1], dtype=plane.dtype) for plane in packed.planes)
     return DeviceWeight(**{**changed, "planes": planes})  # type: ignore[arg-type]
 

@@ -27,7 +27,9 @@ from penstock.kernels.triton.activation import activation_triton, gated_activati
 from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
 from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.experts import experts
 from penstock.kernels.triton.experts.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
+from penstock.kernels.triton.experts.logits import router_logits_triton
 from penstock.kernels.triton.experts.routing import route_triton
 from penstock.kernels.triton.latents import attention as latent_attention
 from penstock.kernels.triton.latents import expanded as latent_expanded
@@ -35,6 +37,7 @@ from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.quantized import linear as quantized_linear
+from penstock.kernels.triton.quantized import many_rows
 from penstock.kernels.triton.row_updates import write_runs_triton
 from penstock.kernels.triton.sampling.sampling import sample_triton
 from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
@@ -196,6 +199,7 @@ def launch_experts(shape: ExpertsShape) -> None:
     biases = [meta(*weight.shape[:2]) if shape.has_bias else None for weight in (gate_up, down)]
     # One token, a block of an expert's few tokens, and many: most mixtures need no more than the first.
     for tokens in (1, 8 * shape.num_experts, 8192) if shape.hidden < 4096 else (1,):
+        router_logits_triton(meta(16, shape.hidden), meta(shape.num_experts, shape.hidden, dtype=torch.float32), None)
         ids, weights = route_triton(meta(tokens, shape.num_experts, dtype=torch.float32), shape.routing, correction)
         grouped = group_rows_triton(ids, shape.num_experts)
         rows = grouped_linear_triton(meta(tokens, shape.hidden), grouped, gate_up, biases[0], of_tokens=True)
@@ -258,7 +262,7 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Job, Launch], dict[i
     jobs: dict[Job, Launch] = {}
     forms: dict[int, set[Job]] = {capability: set() for capability in CAPABILITIES}
     for capability, facts in CAPABILITIES.items():
-        for module in (paged_attention, latent_attention, latent_expanded, quantized_linear):
+        for module in (paged_attention, latent_attention, latent_expanded, experts, quantized_linear, many_rows):
             monkeypatch.setattr(module, "device_facts", functools.partial(lambda facts, _: facts, facts))
         with recording(monkeypatch.setattr) as launches:
             for name, shape in ODD.items():

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from penstock.core.checkpoint.description.decoder import Experts, Router
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
-from penstock.gpu_worker.models.linear import ExpertLinear, Linear
+from penstock.gpu_worker.models.linear import ExpertLinear, Linear, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.activation import Activation
 from penstock.kernels.experts.experts import group_rows, sum_of_experts
 from penstock.kernels.experts.held_experts import HeldExperts
-from penstock.kernels.experts.routing import Routing, route
+from penstock.kernels.experts.routing import Routing, route, router_logits
 from penstock.kernels.norms import NormWeights, norm
 
 
@@ -21,7 +21,7 @@ class ExpertsBlock(NamedTuple):
     """See `Experts` (E is their number, I the size of each)."""
 
     experts: Experts
-    router: Linear  # [E, H], in fp32
+    router: PlainLinear  # [E, H], in fp32
     correction: Tensor | None  # fp32[E]
     gate_up: ExpertLinear  # [E, 2 * I, H]: gate, then up; [E, I, H] if they are not gated
     down: ExpertLinear  # [E, H, I]
@@ -32,7 +32,7 @@ class ExpertsBlock(NamedTuple):
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, judged: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]; this rank's summand, if there are several. The router's input is `judged`, or else `x`."""
-        ids, weights = self.choose(x if judged is None else judged, inputs)
+        ids, weights = self.choose(x if judged is None else judged)
         if self.held is not None:
             # Captured graphs compute decodes, and pad their batch with rows at position 0.
             are_real = inputs.positions > 0 if inputs.host_lens is None else None
@@ -40,9 +40,10 @@ class ExpertsBlock(NamedTuple):
         out = self.mix(x, ids, weights, inputs)
         return out if self.shared is None else out.add_(self.of_shared(self.shared, x, inputs))
 
-    def choose(self, judged: Tensor, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
+    def choose(self, judged: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H] -> the tokens' experts, int32[T, k], and their weights, fp32[T, k]."""
-        ids, weights = route(self.router(judged.float(), inputs), routing_of(self.experts.router), self.correction)
+        logits = router_logits(judged, self.router.weight, self.router.bias)
+        ids, weights = route(logits, routing_of(self.experts.router), self.correction)
         if self.expert_scales is not None:
             weights *= self.expert_scales[ids]
         return ids, weights

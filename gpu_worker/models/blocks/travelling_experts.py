@@ -46,7 +46,7 @@ class TravellingExperts(NamedTuple):
     def _exchange(self, x: Tensor, turns: Tensor, inputs: ForwardInputs) -> Tensor:
         """The output of all experts for this rank's share: [n, H] -> [n, H]."""
         num_ranks = self.ranks.place.num_tensor
-        ids, weights = self.block.choose(x, inputs)
+        ids, weights = self.block.choose(x)
         wanted = torch.zeros(num_ranks, x.shape[0], dtype=torch.bool, device=x.device)
         wanted.scatter_(0, self.held.ranks_of(ids, turns).t().long(), True)
         sent = wanted.sum(1)

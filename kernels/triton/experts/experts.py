@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.experts.experts import BlockedRows
-from penstock.kernels.triton.device import ceil_div
+from penstock.kernels.triton.device import ceil_div, device_facts
 
 
 # The number of rows varies from step to step.
@@ -195,6 +195,9 @@ def grouped_linear_triton(
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if grouped.size == 16 else (128, 64, 4, 4)
     if grouped.size == 128:
         num_warps, num_stages = 8, 3
+        # On Hopper, tiles of 128 x 128 read shared memory as long as they multiply.
+        if device_facts(x.device).is_large and not is_fp32:
+            block_n = 256
     if is_fp32 or num_inputs % block_k:
         block_k //= 2
     grid = (places * ceil_div(num_outputs, block_n),)

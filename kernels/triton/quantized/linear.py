@@ -25,6 +25,7 @@ from penstock.kernels.triton.quantized.many_rows import (
 )
 from penstock.kernels.triton.quantized.tiles import (
     WHOLE,
+    half_factors,
     half_tile,
     numbers_of,
     of_groups,
@@ -80,14 +81,47 @@ def quantized_linear_kernel(
     tokens = rows // ROWS_OF_INPUT
     begin_k = tl.program_id(1) * split_inputs
     end_k = tl.minimum(begin_k + split_inputs, num_inputs)
-    GROUP_SCALES: tl.constexpr = (OF_CODES or HALVES == "exact") and not OUTPUT_SCALES
+    OF_SUMS: tl.constexpr = OF_CODES or HALVES == "exact" or HALVES == "bytes" or HALVES == "table"
+    GROUP_SCALES: tl.constexpr = OF_SUMS and not OUTPUT_SCALES
     SCALED_SUMS: tl.constexpr = X_GROUP > 0 or GROUP_SCALES
     IS_INT: tl.constexpr = OF_CODES and NUMBERS == "integers"
     CODE: tl.constexpr = tl.int8 if NUMBERS == "integers" else tl.float8e4nv
     FLOAT: tl.constexpr = tl.float32 if WIDE == "fp32" else (tl.float16 if WIDE == "fp16" else tl.bfloat16)
     acc = tl.zeros([BLOCK_N, SIZE], tl.int32 if IS_INT and not SCALED_SUMS else tl.float32)
     k = tl.arange(0, BLOCK_K)
+    # What steps need beside the two sides is loaded a step before. (Triton does this for the sides alone.)
+    if HALVES != "":
+        next_one, next_two = half_factors(
+            outputs, begin_k, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr, num_groups,
+            num_supers, HALVES, ZERO, GROUP, HAS_ZEROS, HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16",
+            BLOCK_K,
+        )  # fmt: skip
+    if GROUP_SCALES:
+        next_scales = of_groups(
+            scales_ptr, super_scales_ptr, outputs, begin_k // GROUP + tl.arange(0, 1), num_groups, num_supers, GROUP,
+            HAS_SUPERS, ARE_EXPONENTS,
+        )  # fmt: skip
+    if X_GROUP > 0:
+        next_x_scales = tl.load(x_scales_ptr + tokens * stride_xs + begin_k // X_GROUP, mask=has_row, other=0.0)
     for first in tl.range(begin_k, end_k, BLOCK_K):
+        after = first + BLOCK_K
+        if HALVES != "":
+            one, two = next_one, next_two
+            next_one, next_two = half_factors(
+                outputs, after, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr, num_groups,
+                num_supers, HALVES, ZERO, GROUP, HAS_ZEROS, HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16",
+                BLOCK_K,
+            )  # fmt: skip
+        if GROUP_SCALES:
+            scales = next_scales
+            next_scales = of_groups(
+                scales_ptr, super_scales_ptr, outputs, after // GROUP + tl.arange(0, 1), num_groups, num_supers, GROUP,
+                HAS_SUPERS, ARE_EXPONENTS,
+            )  # fmt: skip
+        if X_GROUP > 0:
+            x_scales = next_x_scales
+            group = tl.minimum(after, num_inputs - 1) // X_GROUP
+            next_x_scales = tl.load(x_scales_ptr + tokens * stride_xs + group, mask=has_row, other=0.0)
         x_ptrs = x_ptr + (tokens * stride_x)[:, None] + (first + k)[None, :]
         if EVEN_K:
             x = tl.load(x_ptrs, mask=has_row[:, None], other=0)
@@ -98,9 +132,8 @@ def quantized_linear_kernel(
             x = x.to(CODE, bitcast=True)
         elif HALVES != "":
             weight = half_tile(
-                outputs, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr,
-                super_minimums_ptr, low_bytes, high_bytes, num_groups, num_supers, HALVES, HIGH, ZERO, GROUP, HAS_ZEROS,
-                HAS_MINIMUMS, HAS_SUPERS, ARE_EXPONENTS, WIDE == "bf16", BLOCK_K, EVEN_K,
+                one, two, outputs, first, low_ptr, high_ptr, values_ptr, low_bytes, high_bytes, HALVES, HIGH,
+                WIDE == "bf16", BLOCK_K, EVEN_K,
             )  # fmt: skip
         else:
             weight = weight_tile(
@@ -115,12 +148,8 @@ def quantized_linear_kernel(
             SUM: tl.constexpr = tl.int32 if IS_INT else tl.float32
             part = tl.dot(weight, tl.trans(x), input_precision=PRECISION, out_dtype=SUM).to(tl.float32)
             if GROUP_SCALES:
-                part *= of_groups(
-                    scales_ptr, super_scales_ptr, outputs, first // GROUP + tl.arange(0, 1), num_groups, num_supers,
-                    GROUP, HAS_SUPERS, ARE_EXPONENTS,
-                )  # fmt: skip
+                part *= scales
             if X_GROUP > 0:
-                x_scales = tl.load(x_scales_ptr + tokens * stride_xs + first // X_GROUP, mask=has_row, other=0.0)
                 part *= x_scales[None, :]
             acc += part
         elif IS_INT:
@@ -216,7 +245,8 @@ def quantized_linear_triton(
         product_of_floats(x, weight, bias, out)
         return out
     size = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128  # warm-up runs all of them
-    is_vector = num_rows == 1 and isinstance(x, Tensor) and not halves_of(x, weight, dtype)
+    # One row's products with bytes, or with looked-up values, take no more instructions than tiles of them do.
+    is_vector = num_rows == 1 and isinstance(x, Tensor) and halves_of(x, weight, dtype) in ("", "bytes", "table")
     tiles = VECTOR if is_vector else choose_tiles(x, weight, size, dtype)
     splits, split_inputs = choose_splits(weight, tiles, ceil_div(num_rows, size))
     target = out if splits == 1 else torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
@@ -284,6 +314,11 @@ def linear_arguments(
     if isinstance(x, RoundedInputs):
         x_scales, x_group = x.scales, 0 if x.scales.shape[1] == 1 else x.group
         stride_xs = 0 if x.scales.shape[0] == 1 else x.scales.stride(0)  # all rows share a static scale
+    halves = halves_of(x, weight, dtype)
+    arguments = weight_arguments(weight)
+    if halves == "table":
+        assert weight.value_bytes is not None
+        arguments["values_ptr"] = weight.value_bytes[:8] if dtype == torch.bfloat16 else weight.value_bytes[8:]
     return {
         "x_ptr": codes,
         "x_scales_ptr": x_scales,
@@ -293,9 +328,9 @@ def linear_arguments(
         "num_inputs": weight.num_inputs,
         "stride_x": codes.stride(0),
         "stride_xs": stride_xs,
-        **weight_arguments(weight),
+        **arguments,
         "OF_CODES": multiplies_codes(x, weight),
-        "HALVES": halves_of(x, weight, dtype),
+        "HALVES": halves,
         "WIDE": {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype],
         "HAS_X_SCALES": isinstance(x, RoundedInputs),
         "X_GROUP": x_group,
@@ -322,17 +357,23 @@ def multiplies_codes(x: Tensor | RoundedInputs, weight: DeviceWeight) -> bool:
 
 
 def halves_of(x: Tensor | RoundedInputs, weight: DeviceWeight, dtype: torch.dtype) -> str:
-    """How codes of 4 to 6 bits become half precision; see `half_tile`. Empty if they do not."""
-    if not isinstance(x, Tensor) or weight.bits not in (4, 5, 6) or dtype == torch.float32:
+    """How codes become half precision; see `half_tile`. Empty if it takes more steps."""
+    if not isinstance(x, Tensor) or dtype == torch.float32:
         return ""
+    is_plain = weight.minimums is None and weight.super_scales is None
+    is_of_sums = is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS)
+    is_of_words = weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS
     if weight.numbers == "integers":
-        is_plain = weight.bits == 4 and weight.minimums is None and weight.super_scales is None
-        if is_plain and (weight.has_output_scales or weight.group >= LEAST_OF_SUMS):
+        if weight.bits == 8:
+            are_words = isinstance(weight.zeros, int) and weight.zeros == 0 and weight.num_inputs % 16 == 0
+            return "bytes" if is_of_sums and are_words else ""
+        if weight.bits == 4 and is_of_sums:
             return "exact"
-        return "scaled" if weight.scales.shape[-1] > 1 and weight.group >= LEAST_OF_WORDS else ""
-    are_exponents = weight.scales.dtype == torch.uint8 and weight.super_scales is None
-    is_e2m1 = weight.numbers == "e2m1" and are_exponents and dtype == torch.bfloat16
-    return "e2m1" if is_e2m1 and weight.group >= LEAST_OF_WORDS else ""
+        return "scaled" if weight.bits >= 4 and is_of_words else ""
+    if weight.value_bytes is not None and isinstance(weight.zeros, int) and weight.zeros == 0:
+        return "table" if is_of_sums else ""
+    are_exponents = weight.scales.dtype == torch.uint8 and is_plain
+    return "e2m1" if weight.numbers == "e2m1" and are_exponents and is_of_words and dtype == torch.bfloat16 else ""
 
 
 LEAST_OF_SUMS = 64
@@ -350,14 +391,16 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
     halves = halves_of(x, weight, dtype)
     block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if size == 16 else (128, 64, 8, 3)
     if halves:
-        is_small = size < 128 or not device_facts(weight.device).is_large  # of registers there are few
-        block_n, block_k, num_warps, num_stages = (64, 128, 4, 4) if is_small else (128, 64, 8, 3)
-        if size == 64:
-            num_stages = 3
-        elif size == 128 and is_small:
-            block_k, num_stages = 32, 3
-        if halves == "exact" and not weight.has_output_scales:
-            block_k = min(block_k, weight.group)
+        # Other GPUs than Hopper need registers for the inputs, too.
+        is_large = device_facts(weight.device).is_large
+        block_n, block_k, num_warps, num_stages = {
+            16: (64, 128, 4, 4),
+            64: (64, 128 if is_large else 64, 4, 3),
+            128: (128, 64 if is_large else 32, 8, 3),
+        }[size]
+        if halves in ("exact", "bytes", "table") and not weight.has_output_scales and weight.group < block_k:
+            # As many numbers for each thread, so that what a step costs beside them matters less.
+            block_n, block_k = (128 if size == 16 else block_n), weight.group
         return Tiles(block_n, block_k, num_warps, num_stages)
     if of_codes:
         block_k = 128
@@ -365,7 +408,7 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
         block_k = 32
     # If each step's sums have scales of their own, they are kept beside the total.
     if isinstance(x, RoundedInputs) and x.scales.shape[1] > 1:
-        block_n, block_k = 64, min(block_k, x.group)
+        block_n, block_k = 64, min(block_k if of_codes else 64, x.group)
     elif size == 128 and not (of_codes or weight.has_output_scales) and not device_facts(weight.device).is_large:
         # Unpacked numbers, their scales and the inputs are all in registers.
         block_n, block_k, num_warps = 64, 32, 4

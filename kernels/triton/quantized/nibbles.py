@@ -1,4 +1,4 @@
-"""Codes of 4 bits as numbers in half precision, in pairs as GPUs multiply them.
+"""Codes of 4 bits, and a few more, as numbers in half precision, in pairs as GPUs multiply them.
 
 A word of 32 bits has eight codes (`penstock.kernels.quantized.device_weight`): those of inputs 2 * j and 2 * j + 1 are
 j nibbles above the lowest one of each half. So one instruction takes out both, and gives them an exponent with which
@@ -88,10 +88,91 @@ def _e2m1() -> str:
 }}"""
 
 
+def _table() -> str:
+    """Values of 16 bits; $8 is the word, $9 to $12 are the upper bytes of values, and $13 to $16 the lower ones.
+
+    The permutation of bytes looks up four codes of three bits at once. The fourth bit chooses between two of them.
+    """
+
+    def half(name: str, shift: int) -> str:
+        lookups = "".join(
+            f"""
+    prmt.b32 one, ${at}, ${at + 1}, codes;
+    prmt.b32 two, ${at + 2}, ${at + 3}, codes;
+    lop3.b32 {bytes_}_{name}, one, two, chosen, 0xD8;"""
+            for bytes_, at in (("upper", 9), ("lower", 13))
+        )
+        return f"""
+    shr.b32 codes, $8, {shift};
+    shr.b32 chosen, codes, 1;
+    and.b32 codes, codes, 0x7777;
+    and.b32 chosen, chosen, 0x4444;
+    prmt.b32 chosen, 0, 0xFFFFFFFF, chosen;{lookups}"""
+
+    pairs = "".join(
+        f"""
+    prmt.b32 one, lower_even, lower_odd, {selector};
+    prmt.b32 two, upper_even, upper_odd, {selector};
+    prmt.b32 codes, one, two, 0x5140;
+    prmt.b32 chosen, one, two, 0x7362;
+    mov.b32 {{${k}, ${k + 1}}}, codes;
+    mov.b32 {{${k + 2}, ${k + 3}}}, chosen;"""
+        for k, selector in ((0, "0x5140"), (4, "0x7362"))
+    )
+    return f"""{{
+    .reg .b32 codes, chosen, one, two, upper_even, upper_odd, lower_even, lower_odd;{half("even", 0)}{half("odd", 16)}
+    {pairs}
+}}"""
+
+
+def _bytes_of_bf16() -> str:
+    """Pairs of signed bytes: 128 + the lowest seven bits, minus 128 or, with the sign, 256."""
+    pairs = "".join(
+        f"""
+    prmt.b32 pair, $4, 0, {0x4140 + 0x202 * j};
+    lop3.b32 low, pair, low_mask, exponents, 0xEA;
+    lop3.b32 sign, pair, sign_mask, exponents, 0xEA;
+    fma.rn.bf16x2 pair, sign, minus_one, low;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(2)
+    )
+    return f"""{{
+    .reg .b32 pair, low, sign, low_mask, sign_mask, exponents, minus_one;
+    mov.b32 low_mask, 0x007F007F;
+    mov.b32 sign_mask, 0x00800080;
+    mov.b32 exponents, 0x43004300;
+    mov.b32 minus_one, 0xBF80BF80;{pairs}
+}}"""
+
+
+def _bytes_of_fp16() -> str:
+    """Pairs of signed bytes: 1024 + the byte + 128, minus 1152."""
+    pairs = "".join(
+        f"""
+    prmt.b32 pair, flipped, exponents, {0x4140 + 0x202 * j};
+    fma.rn.f16x2 pair, pair, one, less;
+    mov.b32 {{${2 * j}, ${2 * j + 1}}}, pair;"""
+        for j in range(2)
+    )
+    return f"""{{
+    .reg .b32 pair, flipped, exponents, one, less;
+    xor.b32 flipped, $4, 0x80808080;
+    mov.b32 exponents, 0x64646464;
+    mov.b32 one, 0x3C003C00;
+    mov.b32 less, 0xE480E480;{pairs}
+}}"""
+
+
 _OF_BF16 = tl.constexpr(_integers("bf16x2", "0x43004300", "0x3F803F80"))
 _OF_FP16 = tl.constexpr(_integers("f16x2", "0x64006400", "0x3C003C00"))
 _SCALED_BF16 = tl.constexpr(tuple(_scaled("bf16x2", high_bits) for high_bits in range(3)))
 _SCALED_FP16 = tl.constexpr(tuple(_scaled("f16x2", high_bits) for high_bits in range(3)))
+_BYTES_OF_BF16 = tl.constexpr(_bytes_of_bf16())
+_BYTES_OF_FP16 = tl.constexpr(_bytes_of_fp16())
+_OUTPUTS_OF_BYTES = tl.constexpr("=h,=h,=h,=h,r")
+_TABLE = tl.constexpr(_table())
+_OUTPUTS_OF_TABLE = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r,r,r")
+_FOUR = tl.constexpr((tl.int16,) * 4)
 _OF_E2M1 = tl.constexpr(_e2m1())
 
 
@@ -118,6 +199,45 @@ def scaled_in_assembly(words, high, scales, summands, HIGH: tl.constexpr, IS_BF1
 def e2m1_in_assembly(words, scales):
     """int16, eight times the shape of `words`: the bits of bf16, by input. `scales` are from `scales_of`."""
     return tl.inline_asm_elementwise(_OF_E2M1, _OUTPUTS, [words, scales], dtype=_EIGHT, is_pure=True, pack=1)
+
+
+@triton.jit
+def table_in_assembly(words, bytes_ptr):
+    """int16, eight times the shape of `words`: values by input, of which `bytes_ptr` has int32[8] bytes."""
+    return tl.inline_asm_elementwise(
+        _TABLE, _OUTPUTS_OF_TABLE,
+        [
+            words, tl.load(bytes_ptr), tl.load(bytes_ptr + 1), tl.load(bytes_ptr + 2), tl.load(bytes_ptr + 3),
+            tl.load(bytes_ptr + 4), tl.load(bytes_ptr + 5), tl.load(bytes_ptr + 6), tl.load(bytes_ptr + 7),
+        ],
+        dtype=_EIGHT, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def table_in_parts(words, bytes_ptr):
+    """As `table_in_assembly`."""
+    return (
+        _value(words, bytes_ptr, 0), _value(words, bytes_ptr, 16),
+        _value(words, bytes_ptr, 4), _value(words, bytes_ptr, 20),
+        _value(words, bytes_ptr, 8), _value(words, bytes_ptr, 24),
+        _value(words, bytes_ptr, 12), _value(words, bytes_ptr, 28),
+    )  # fmt: skip
+
+
+@triton.jit
+def bytes_in_assembly(words, IS_BF16: tl.constexpr):
+    """int16, four times the shape of `words`: the bits of signed bytes, which are numbers of four inputs."""
+    ASSEMBLY: tl.constexpr = _BYTES_OF_BF16 if IS_BF16 else _BYTES_OF_FP16
+    return tl.inline_asm_elementwise(ASSEMBLY, _OUTPUTS_OF_BYTES, [words], dtype=_FOUR, is_pure=True, pack=1)
+
+
+@triton.jit
+def bytes_in_parts(words, IS_BF16: tl.constexpr):
+    """As `bytes_in_assembly`."""
+    return (
+        _byte(words, 24, IS_BF16), _byte(words, 16, IS_BF16), _byte(words, 8, IS_BF16), _byte(words, 0, IS_BF16)
+    )  # fmt: skip
 
 
 @triton.jit
@@ -158,6 +278,21 @@ def e2m1_in_parts(words, scales):
 
 
 @triton.jit
+def _value(words, bytes_ptr, PLACE: tl.constexpr):
+    codes = (words >> PLACE) & 15
+    shifts = (codes & 3) * 8
+    upper = (tl.load(bytes_ptr + (codes >> 2)) >> shifts) & 255
+    lower = (tl.load(bytes_ptr + 4 + (codes >> 2)) >> shifts) & 255
+    return ((upper << 8) | lower).to(tl.int16)
+
+
+@triton.jit
+def _byte(words, ABOVE: tl.constexpr, IS_BF16: tl.constexpr):
+    numbers = ((words << ABOVE) >> 24).to(tl.float32)
+    return _upper_half(numbers) if IS_BF16 else numbers.to(tl.float16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
 def _integer(words, less, PLACE: tl.constexpr, IS_BF16: tl.constexpr):
     codes = ((words >> PLACE) & 15).to(tl.float32)
     if IS_BF16:
@@ -191,6 +326,8 @@ def _upper_half(numbers):
 
 integers = integers_in_parts if knobs.runtime.interpret else integers_in_assembly
 scaled = scaled_in_parts if knobs.runtime.interpret else scaled_in_assembly
+table = table_in_parts if knobs.runtime.interpret else table_in_assembly
+signed_bytes = bytes_in_parts if knobs.runtime.interpret else bytes_in_assembly
 e2m1 = e2m1_in_parts if knobs.runtime.interpret else e2m1_in_assembly
 
 
@@ -217,8 +354,8 @@ def in_order(halves):
 
 
 @triton.jit
-def words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """int32[N, BLOCK_K / 8]: the codes of inputs from `first` on, a multiple of BLOCK_K."""
-    at = first // 8 + tl.arange(0, BLOCK_K // 8)
+def words_tile(plane_ptr, rows, first, row_bytes, EACH: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """int32[N, BLOCK_K / EACH]: the codes of inputs from `first` on, a multiple of BLOCK_K; EACH word has so many."""
+    at = first // EACH + tl.arange(0, BLOCK_K // EACH)
     ptrs = plane_ptr.to(tl.pointer_type(tl.int32)) + rows[:, None] * (row_bytes // 4) + at[None, :]
     return tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes // 4, other=0)

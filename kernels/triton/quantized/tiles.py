@@ -18,6 +18,8 @@ from penstock.kernels.triton.quantized.nibbles import (
     pairs_of,
     scaled,
     scales_of,
+    signed_bytes,
+    table,
     words_tile,
 )
 
@@ -33,7 +35,7 @@ def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: t
     the result is int32.
     """
     if BITS == 4:
-        words = words_tile(plane_ptr, rows, first, row_bytes, BLOCK_K, EVEN_K)
+        words = words_tile(plane_ptr, rows, first, row_bytes, 8, BLOCK_K, EVEN_K)
         parts = in_order((
             words & 15, (words >> 16) & 15, (words >> 4) & 15, (words >> 20) & 15,
             (words >> 8) & 15, (words >> 24) & 15, (words >> 12) & 15, (words >> 28) & 15,
@@ -127,51 +129,71 @@ def weight_tile(
 
 
 @triton.jit
-def half_tile(
-    rows, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
-    low_bytes, high_bytes, num_groups, num_supers,
-    HALVES: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+def half_factors(
+    rows, first, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr, num_groups, num_supers,
+    HALVES: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr, IS_BF16: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """int32[N, G], twice: what `half_tile` makes numbers with; the same if it is one thing. Past the end it is any."""
+    SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
+    group = first // GROUP + tl.arange(0, BLOCK_K // SIZE)
+    if HALVES == "e2m1":
+        at = rows[:, None] * num_groups + group[None, :]
+        one = scales_of(tl.load(scales_ptr + at, mask=group[None, :] < num_groups, other=0))
+        two = one
+    elif HALVES == "scaled":
+        scales = of_groups(
+            scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
+        )
+        if HAS_ZEROS:
+            zeros = of_groups(zeros_ptr, zeros_ptr, rows, group, num_groups, 0, GROUP, False, False)
+            summands = scales * (-128.0 - zeros)
+        else:
+            summands = scales * (-128.0 - ZERO)
+        if HAS_MINIMUMS:
+            summands -= of_groups(
+                minimums_ptr, super_minimums_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, False
+            )
+        one, two = scales.to(tl.int32, bitcast=True), summands.to(tl.int32, bitcast=True)
+    elif HALVES == "exact" and HAS_ZEROS:
+        at = rows[:, None] * num_groups + group[None, :]
+        one = pairs_of(tl.load(zeros_ptr + at, mask=group[None, :] < num_groups, other=0), IS_BF16)
+        two = one
+    else:
+        one = pairs_of(tl.full([rows.shape[0], 1], ZERO, tl.int32), IS_BF16)
+        two = one
+    return one, two
+
+
+@triton.jit
+def half_tile(
+    one, two, rows, first, low_ptr, high_ptr, values_ptr, low_bytes, high_bytes,
+    HALVES: tl.constexpr, HIGH: tl.constexpr, IS_BF16: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """bf16 or fp16 [N, BLOCK_K]: numbers as `HALVES` says, outputs `rows` and inputs from `first` on.
 
     HALVES: "exact", integers of 4 bits minus zeros, whose scales are applied to sums; so a tile has a single group.
-    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents.
+    "bytes", the same for integers of 8 bits without zeros; "table", for values whose bytes are at `values_ptr`.
+    "scaled", integers of 4 to 6 bits and of any groups. "e2m1", floats of any groups whose scales are exponents. `one`
+    and `two` are from `half_factors`.
     """
-    words = words_tile(low_ptr, rows, first, low_bytes, BLOCK_K, EVEN_K)
-    if HALVES == "exact":
-        if HAS_ZEROS:
-            zeros = tl.load(zeros_ptr + rows * num_groups + first // GROUP)[:, None]
-        else:
-            zeros = tl.full([1, 1], ZERO, tl.int32)
-        halves = integers(words, tl.broadcast_to(pairs_of(zeros, IS_BF16), words.shape), IS_BF16)
+    words = words_tile(low_ptr, rows, first, low_bytes, 4 if HALVES == "bytes" else 8, BLOCK_K, EVEN_K)
+    if HALVES == "bytes":
+        halves = signed_bytes(words, IS_BF16)
+        ordered = tl.join(tl.join(halves[0], halves[2]), tl.join(halves[1], halves[3]))
+    elif HALVES == "table":
+        ordered = in_order(table(words, values_ptr))
+    elif HALVES == "exact":
+        ordered = in_order(integers(words, of_words(one, words), IS_BF16))
+    elif HALVES == "e2m1":
+        ordered = in_order(e2m1(words, of_words(one, words)))
     else:
-        SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
-        group = first // GROUP + tl.arange(0, BLOCK_K // SIZE)
-        if HALVES == "e2m1":
-            at = rows[:, None] * num_groups + group[None, :]
-            exponents = tl.load(scales_ptr + at, mask=group[None, :] < num_groups, other=0)
-            halves = e2m1(words, of_words(scales_of(exponents), words))
-        else:
-            scales = of_groups(
-                scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
-            )
-            if HAS_ZEROS:
-                zeros = of_groups(zeros_ptr, zeros_ptr, rows, group, num_groups, 0, GROUP, False, False)
-                summands = scales * (-128.0 - zeros)
-            else:
-                summands = scales * (-128.0 - ZERO)
-            if HAS_MINIMUMS:
-                summands -= of_groups(
-                    minimums_ptr, super_minimums_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, False
-                )
-            scales, summands = scales.to(tl.int32, bitcast=True), summands.to(tl.int32, bitcast=True)
-            high = words
-            if HIGH > 0:
-                high = high_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K)
-            halves = scaled(words, high, of_words(scales, words), of_words(summands, words), HIGH, IS_BF16)
-    numbers = tl.reshape(in_order(halves), [rows.shape[0], BLOCK_K])
+        high = words
+        if HIGH > 0:
+            high = high_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K)
+        ordered = in_order(scaled(words, high, of_words(one, words), of_words(two, words), HIGH, IS_BF16))
+    numbers = tl.reshape(ordered, [rows.shape[0], BLOCK_K])
     return numbers.to(tl.bfloat16 if IS_BF16 else tl.float16, bitcast=True)
 
 

@@ -5,16 +5,40 @@ import torch
 
 from penstock.kernels.experts.experts import grouped_linear_reference, sum_of_experts_reference
 from penstock.kernels.experts.held_experts import held_experts
-from penstock.kernels.experts.routing import Routing, route_reference
+from penstock.kernels.experts.routing import Routing, route_reference, router_logits
 from penstock.kernels.triton.experts.experts import (
     group_rows_triton,
     grouped_linear_triton,
     num_blocks,
     sum_of_experts_triton,
 )
+from penstock.kernels.triton.experts.logits import MOST_TOKENS, router_logits_triton
 from penstock.kernels.triton.experts.routing import route_triton
 from tests.kernels.routings import ROUTINGS
 from tests.kernels.tolerances import assert_near
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("width", [96, 2880])
+def test_router_logits(device: str, dtype: torch.dtype, width: int, has_bias: bool) -> None:
+    """In fp32, whatever the inputs are; of rows that are apart, too."""
+    weight = torch.randn(12, width, device=device) / width**0.5
+    bias = torch.randn(12, device=device) if has_bias else None
+    x = torch.randn(5, 2 * width, device=device).to(dtype)[:, :width]
+    got = router_logits_triton(x, weight, bias)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    assert router_logits_triton(x[:0], weight, bias).shape == (0, 12)
+
+
+def test_few_tokens_have_a_launch_of_their_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And many are multiplied as other matrices are."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    weight = torch.randn(12, 96, device=device)
+    x = torch.randn(MOST_TOKENS + 1, 96, device=device).half()
+    many, few = router_logits(x, weight), router_logits(x[1:], weight)
+    assert torch.equal(few, router_logits_triton(x[1:], weight, None))
+    torch.testing.assert_close(many[1:], few, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)

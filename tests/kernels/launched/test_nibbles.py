@@ -6,9 +6,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.quantized.device_weight import E2M1, NIBBLES
-from penstock.kernels.triton.quantized.nibbles import e2m1, in_order, integers, pairs_of, scaled, scales_of
+from penstock.kernels.quantized.device_weight import E2M1, NIBBLES, pack_for_device
+from penstock.kernels.triton.quantized.nibbles import (
+    e2m1,
+    in_order,
+    integers,
+    pairs_of,
+    scaled,
+    scales_of,
+    signed_bytes,
+    table,
+)
 from tests.kernels.interpreter_limits import dtypes
+from tests.kernels.quantized_cases import FORMATS, NF4
 
 WORDS = 2048
 
@@ -92,3 +102,38 @@ def test_e2m1(device: str) -> None:
     expected = (E2M1[codes.int()] * scales[:, None]).bfloat16()
     assert torch.equal(got, expected)
     assert torch.equal(got.signbit(), expected.signbit())
+
+
+@triton.jit
+def unpack_bytes_kernel(words_ptr, out_ptr, IS_BF16: tl.constexpr):
+    """Grid (1,): 64 words."""
+    halves = signed_bytes(tl.load(words_ptr + tl.arange(0, 64)), IS_BF16)
+    for k in tl.static_range(4):
+        tl.store(out_ptr + tl.arange(0, 64) * 4 + k, halves[k])
+
+
+@pytest.mark.parametrize("its_dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_signed_bytes(device: str, its_dtype: torch.dtype) -> None:
+    codes = torch.arange(-128, 128).to(torch.int8)[torch.randperm(256)]
+    out = torch.empty(256, dtype=torch.int16, device=device)
+    unpack_bytes_kernel[(1,)](codes.view(torch.int32).to(device), out, IS_BF16=its_dtype == torch.bfloat16)
+    assert torch.equal(out.cpu().view(its_dtype), codes.to(its_dtype))
+
+
+@triton.jit
+def look_up_kernel(words_ptr, bytes_ptr, out_ptr, BLOCK: tl.constexpr):
+    """Grid (ceil(W / BLOCK),)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    bits = tl.reshape(in_order(table(tl.load(words_ptr + at), bytes_ptr)), [1, BLOCK * 8])
+    tl.store(out_ptr + tl.program_id(0) * BLOCK * 8 + tl.arange(0, BLOCK * 8)[None, :], bits)
+
+
+@pytest.mark.parametrize("its_dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tables(device: str, its_dtype: torch.dtype) -> None:
+    codes, words = codes_and_words()
+    packed = pack_for_device(FORMATS["NF4"](4, 64), device)
+    assert packed.value_bytes is not None
+    out = torch.empty(WORDS * 8, dtype=torch.int16, device=device)
+    its_bytes = packed.value_bytes[:8] if its_dtype == torch.bfloat16 else packed.value_bytes[8:]
+    look_up_kernel[(WORDS // 256,)](words.to(device), its_bytes, out, BLOCK=256)
+    assert torch.equal(out.cpu().view(its_dtype).view(WORDS, 8), NF4.to(its_dtype)[codes.int()])
