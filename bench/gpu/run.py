@@ -115,6 +115,8 @@ STAGES: list[list[Part]] = [
     [_offline("qwen3-0.6b", "uniform", "--option", f"speculative_config={_NGRAM}",
               name="offline-uniform-qwen3-0.6b-ngram")],
     [_offline("qwen3-8b", "1024x1024", "--option", "host_kv_gib=32", name="offline-1024x1024-qwen3-8b-host-kv")],
+    [Part("sweep", "sweep-quantized", 120,
+          ["bench.kernels.sweep_quantized", "--out", "{out}/sweep-quantized.json"], dry=None)],
     [Part("sweep", "sweep", 200, ["bench.kernels.sweep", "--out", "{out}/sweep.json"], dry=None)],
     [
         _sanitizer("memcheck", "tests/kernels/launched/test_attention.py", "group_sizes"),

@@ -27,11 +27,11 @@ def quantized_cases(dry: bool) -> Iterator[Case]:
     device, dtype = ("cpu", torch.float32) if dry else ("cuda", torch.bfloat16)
     num_outputs, num_inputs = (24, 256) if dry else (28672, 4096)
     for name in FORMATS:
-        weight = _weight(name, (num_outputs, num_inputs), device)
+        weight = random_weight(name, (num_outputs, num_inputs), device)
         for rows in (3,) if dry else ROWS:
             yield _case(name, rows, weight, dtype, dry)
     num_experts, top_k, shape = (4, 2, (48, 64)) if dry else (32, 4, (5760, 2880))
-    experts = _weight("MXFP4", (num_experts, *shape), device)
+    experts = random_weight("MXFP4", (num_experts, *shape), device)
     for tokens in (3,) if dry else (1, 64, 4096):
         yield _mixture_case(experts, top_k, tokens, dtype, dry)
     rounding = InputRounding("int8")
@@ -45,7 +45,7 @@ def _rotations(dry: bool, num_bytes: int) -> int:
     return 1 if dry else num_rotations(num_bytes)
 
 
-def _weight(name: str, shape: tuple[int, ...], device: str) -> DeviceWeight:
+def random_weight(name: str, shape: tuple[int, ...], device: str) -> DeviceWeight:
     """[N, K] or [E, N, K] of random codes: no time depends on what they are."""
     bits = {"Q6_K": 6, "INT8": 8, "INT8 W8A8": 8, "FP8 W8A8": 8, "FP8 blocks": 8}.get(name, 4)
     whole = shape[-1]
@@ -75,7 +75,7 @@ def _weight(name: str, shape: tuple[int, ...], device: str) -> DeviceWeight:
     return pack_for_device(weight, device)
 
 
-def _copies(weight: DeviceWeight, count: int) -> list[DeviceWeight]:
+def copies(weight: DeviceWeight, count: int) -> list[DeviceWeight]:
     """The same weight at other places, so that none is found in a cache."""
 
     def copied(its: object) -> object:
@@ -90,7 +90,7 @@ def _copies(weight: DeviceWeight, count: int) -> list[DeviceWeight]:
 def _case(name: str, rows: int, weight: DeviceWeight, dtype: torch.dtype, dry: bool) -> Case:
     num_outputs, num_inputs = weight.num_outputs, weight.num_inputs
     x = torch.randn(rows, num_inputs, device=weight.device, dtype=dtype)
-    matrices = _copies(weight, min(8, _rotations(dry, weight.num_bytes)))
+    matrices = copies(weight, min(8, _rotations(dry, weight.num_bytes)))
     calls: Calls = [functools.partial(quantized_linear, x, its) for its in matrices]
     plain = torch.zeros(min(4, len(matrices)), num_outputs, num_inputs, device=weight.device, dtype=dtype)
     peer: Calls = [functools.partial(functional.linear, x, its) for its in plain]
