@@ -36,7 +36,7 @@ def test_another_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "out").read_text() == text
 
 
-@pytest.mark.parametrize("arguments", [["--max-num-seqs", "0"], ["--ctx-size", "5"], ["--port", "5"]])
+@pytest.mark.parametrize("arguments", [["--max-num-seqs", "-1"], ["--ctx-size", "5"], ["--port", "5"]])
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     try:

@@ -49,7 +49,7 @@ def test_arguments_are_options_and_settings() -> None:
         ({"data_parallel_size": 2}, "min_engines"),
         ({"worker_address": "tcp://a:1"}, "addresses"),
         ({"role": "decode"}, "each for itself"),
-        ({"max_num_seqs": 0}, "max-num-seqs 0"),
+        ({"max_num_seqs": -1}, "max-num-seqs -1"),
         ({"max_engines": -1}, "max_engines"),
         ({"min_engines": 0}, "min_engines"),
         ({"min_engines": 3, "max_engines": 2}, "less than min_engines"),

@@ -120,7 +120,7 @@ async def test_steps_a_request_and_a_simulation(tmp_path: Path) -> None:
             await tab.set_viewport_size({"width": 1280, "height": 900})
         await tab.evaluate("location.hash = '#/compare'")
         await tab.get_by_label("Recording").select_option("run.jsonl")
-        await tab.get_by_label("Options", exact=True).nth(1).fill("--max-num-seqs 0")
+        await tab.get_by_label("Options", exact=True).nth(1).fill("--max-num-seqs -1")
         await tab.get_by_role("button", name="Simulate").click()
         await tab.get_by_role("status").filter(has_text="--max-num-seqs").wait_for()
         await tab.get_by_label("Options", exact=True).nth(1).fill("--max-num-seqs 1 --scheduling-policy sjf")

@@ -87,7 +87,7 @@ def test_a_recording_of_the_server_is_picked(live: LiveServer, trace: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--max-num-seqs 0", "--max-num-seqs"),
+        ("--max-num-seqs -1", "--max-num-seqs"),
         ("--no-such-thing 3", "--no-such-thing"),
         ("--step-trace /tmp/not-here", "--step-trace writes a file"),
         ("--step-tr /tmp/not-here", "--step-trac"),
@@ -105,7 +105,7 @@ def test_what_a_served_simulation_refuses(
 
 
 def test_bad_options_are_refused_with_the_simulators_sentence(live: LiveServer, trace: Path) -> None:
-    error = error_of(simulate(live, configs={"mine": "--max-num-seqs 0"}, recording=trace.read_text()), 400)
+    error = error_of(simulate(live, configs={"mine": "--max-num-seqs -1"}, recording=trace.read_text()), 400)
     assert error["code"] == "simulation_failed"
     assert "--max-num-seqs" in error["message"]
 
