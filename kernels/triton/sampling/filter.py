@@ -106,13 +106,16 @@ def near_top_kernel(
                 maxima_ptr + s * num_groups, few_ptr + s * FEW, num_groups, top, useful, FEW, BLOCK_GROUPS
             )
             x = load_groups(line, groups, mask, vocab, GROUP)
+            if tl.abs(bar) < LARGEST:
+                # Above a gap between quotients: what ties after the division is all there.
+                bar = least_logit(value_of(key_of(tl.math.div_rn(bar, temperature)) + 1), temperature)
             has_all = least >= bar
             reached = tl.maximum(least, bar)
             x = tl.where(x >= reached, x, float("-inf"))
             if has_k:
                 ones = tl.where(x > float("-inf"), 1.0, 0.0)
                 if tl.sum(ones, 0) >= k:
-                    lowest = largest_reaching(x, ones, k, key_of(reached), key_of(top) + 1)
+                    lowest = with_ties(largest_reaching(x, ones, k, key_of(reached), key_of(top) + 1), temperature)
                     x = tl.where(x >= lowest, x, float("-inf"))
                     reached = lowest
                     has_all = True
@@ -265,15 +268,16 @@ def settle_kernel(
             lowest = largest_reaching(x, fixed, rest, lo, hi)
         else:
             lowest = search_row(line, vocab, top, scale, goal, lo, hi, BLOCK)
+        lowest = with_ties(lowest, temperature)
         least = lowest
     if (measure == COUNT) & (top_p < 1.0) & TOP_P:
         scale = LOG2_E / temperature
         lo = key_of(least)
         hi = key_of(top) + 1
         goal = tl.maximum(top_p * weight_from(line, vocab, top, scale, least, BLOCK), 1e-30)
-        lowest = search_row(line, vocab, top, scale, goal, lo, hi, BLOCK)
+        lowest = with_ties(search_row(line, vocab, top, scale, goal, lo, hi, BLOCK), temperature)
     if lowest > float("-inf"):
-        tl.store(lowest_ptr + s, with_ties(lowest, temperature))
+        tl.store(lowest_ptr + s, lowest)
 
 
 class Kept(NamedTuple):

@@ -114,5 +114,5 @@ def least_logit(quotient, temperature):
 
 @triton.jit
 def with_ties(x, temperature):
-    """The least logit whose quotient is that of x."""
-    return least_logit(tl.math.div_rn(x, temperature), temperature)
+    """The least logit whose quotient is that of x; x itself among subnormal numbers, where that may be far away."""
+    return tl.minimum(x, least_logit(tl.math.div_rn(x, temperature), temperature))

@@ -257,9 +257,12 @@ def test_filters_of_a_large_vocabulary(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("top_k", [1, 1001])
-def test_tokens_that_tie_after_the_division_are_kept_together(device: str, top_k: int) -> None:
-    """Two neighbouring fp32 numbers can have the same quotient. All logits here are such pairs."""
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (3, 0.52), (1001, 1.0), (1001, 0.9985)])
+def test_tokens_that_tie_after_the_division_are_kept_together(device: str, top_k: int, top_p: float) -> None:
+    """Two neighbouring fp32 numbers can have the same quotient. All logits here are such pairs.
+
+    The shares of top-p are reached by the pairs before the last only if the last is counted as one token.
+    """
     temperature = torch.tensor(1.3)
     one = torch.linspace(1.35, 1.95, 30000)
     other = one.nextafter(torch.tensor(2.0))
@@ -267,7 +270,7 @@ def test_tokens_that_tie_after_the_division_are_kept_together(device: str, top_k
     assert len(pairs) > 5000  # so that all of them are more than the filters look at after their first pass
     logits = pairs.flatten().roll(777).to(device)
     row = torch.zeros(1, dtype=torch.int64, device=device)
-    lowest = find_kept(logits[None], row, filtering(device, 1.3, top_k, 1.0, 0.0), ALL).lowest
+    lowest = find_kept(logits[None], row, filtering(device, 1.3, top_k, top_p, 0.0), ALL).lowest
     assert int((logits >= lowest).sum()) == top_k + 1
 
 
