@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import triton
 
 from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
@@ -356,6 +357,32 @@ def test_every_kernel_is_compiled(resources: dict[Job, Resources]) -> None:
     assert len(defined) > 10
     for capability in CAPABILITIES:
         assert {key.split()[0] for _, key in FORMS[capability]} == defined
+
+
+def test_grids_of_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and the third axis of a grid end at 65535."""
+    grids: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        triton.runtime.JITFunction, "run", lambda self, *args, grid, warmup, **kwargs: grids.append(grid)
+    )
+    facts = CAPABILITIES[90]
+    for module in (paged_attention, latent_attention, latent_expanded):
+        monkeypatch.setattr(module, "device_facts", lambda _: facts)
+    tokens = 1 << 20
+    paged_attention.paged_attention_triton(
+        meta(tokens, 64, 128), meta(4096, 8, 16, 128), meta(4096, 8, 16, 128), ints(1, 65536), ints(2), ints(1),
+        scale=0.1, max_query_len=tokens, max_seq_len=tokens,
+    )  # fmt: skip
+    latent_attention.latent_attention_triton(
+        meta(tokens, 128, 576), meta(4096, 1, 16, 576), ints(1, 65536), ints(2), ints(1),
+        kv_rank=512, scale=0.1, max_query_len=tokens, max_seq_len=tokens,
+    )  # fmt: skip
+    latent_expanded.expanded_attention_triton(
+        meta(tokens, 8, 192), meta(tokens, 8, 256), meta(tokens, 64), ints(2), ints(2),
+        scale=0.1, max_query_len=tokens, out=meta(tokens, 8, 128), tiles=latent_expanded.ExpandedTiles(16, 16, 4, 1),
+    )  # fmt: skip
+    assert len(grids) >= 3
+    assert all(size <= 65535 for grid in grids for size in grid[1:])
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

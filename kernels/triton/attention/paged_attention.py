@@ -89,8 +89,8 @@ def prefill_tiles(
     """Tiles for rows with several queries: 64 rows or more, so that large GPUs use their warpgroup products.
 
     Programs that share a multiprocessor let one's softmax run beside another's products. On a large GPU, 128 rows of up
-    to 128 numbers fit twice with 32 columns. Over quantized pages 64 rows fit three times, and read as many bytes for a
-    product. As in FlashAttention-2's Triton version otherwise; not tuned on a GPU yet (`bench/kernels/sweep.py`).
+    to 128 numbers fit twice with 32 columns. Over quantized pages 64 rows fit twice with 64, and read as many bytes for
+    a product. As in FlashAttention-2's Triton version otherwise; not tuned on a GPU yet (`bench/kernels/sweep.py`).
     """
     least = next_power_of_two(group)  # a program computes all queries that share a key
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
@@ -108,7 +108,7 @@ def prefill_tiles(
         if softcap or least > (64 if is_quantized else 128):
             return PrefillTiles(max(128, least), 64, 8, 5)
         if is_quantized:
-            return PrefillTiles(64, 64, 4, 3, num_programs=3)
+            return PrefillTiles(64, 64, 4, 3, num_programs=2)
         return PrefillTiles(128, 32, 8, 3, num_programs=2)
     # Softcapping, or masking a padded head, needs registers, so 64 columns of scores would spill.
     has_room = head_dim in (64, 128) and not softcap and not is_quantized
