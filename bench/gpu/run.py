@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-_LAUNCHED = [f"tests/kernels/launched/test_{name}.py" for name in (
-    "attention", "sampling", "small_kernels", "quantized", "quantized_kv", "experts", "latent_attention", "scan",
-    "trees",
-)]  # fmt: skip
+_LAUNCHED = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/kernels/launched").glob("test_*.py"))]
 _ENGINE_MODULES = ("transformers", "msgspec", "structlog", "safetensors", "tqdm", "llguidance")
 _SERVER_MODULES = (
     *_ENGINE_MODULES, "zmq", "aiohttp", "uvloop", "rich", "tokenizers", "jinja2", "prometheus_client", "setproctitle",
