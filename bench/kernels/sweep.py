@@ -38,10 +38,10 @@ PREFILL_TILES = [
 ]  # fmt: skip
 
 
-def jobs() -> list[tuple[int, tuple[int, ...], DecodeTiles | PrefillTiles]]:
+def jobs(*, prefill_only: bool) -> list[tuple[int, tuple[int, ...], DecodeTiles | PrefillTiles]]:
     out: list[tuple[int, tuple[int, ...], DecodeTiles | PrefillTiles]] = []
     for page_size in PAGE_SIZES:
-        for problem in DECODE_PROBLEMS:
+        for problem in () if prefill_only else DECODE_PROBLEMS:
             for (block_n, stages, warps), splits in itertools.product(DECODE_TILES, SPLITS[problem]):
                 out.append((page_size, problem, DecodeTiles(block_n, splits, 1, warps, stages)))
         for prefill in PREFILL_PROBLEMS:
@@ -54,10 +54,10 @@ def problem_of(page_size: int, shape: tuple[int, ...], kv: str) -> AttentionProb
     return AttentionProblem(batch, query_len, context, page_size=page_size, kv=kv)
 
 
-def compile_share(share: int, of: int, kv: str) -> None:
+def compile_share(share: int, of: int, kv: str, prefill_only: bool) -> None:
     """Launch each kernel once on a small problem, which puts it into the cache."""
     seen = set()
-    for page_size, shape, tiles in jobs()[share::of]:
+    for page_size, shape, tiles in jobs(prefill_only=prefill_only)[share::of]:
         key = (page_size, len(shape), tiles)
         if key in seen:
             continue
@@ -74,15 +74,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--kv", choices=("", *KV_FORMATS), default="", help="the format of quantized KV")
     parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--prefill-only", action="store_true", help="no decodes, which take most of the time")
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=compile_share, args=(i, args.processes, args.kv)) for i in range(args.processes)]
+    workers = [
+        context.Process(target=compile_share, args=(i, args.processes, args.kv, args.prefill_only))
+        for i in range(args.processes)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     results = []
-    for (page_size, shape), group in itertools.groupby(jobs(), key=lambda job: job[:2]):
+    for (page_size, shape), group in itertools.groupby(jobs(prefill_only=args.prefill_only), key=lambda job: job[:2]):
         problem = problem_of(page_size, shape, args.kv)
         calls_of = {}
         timed = []
