@@ -122,8 +122,9 @@ def bring(request: Request, suspects: Suspects, grammars: GrammarGate, images: I
     suspects.bring(request)
     if request.sampling.grammar:
         grammars.trials.suspect(request.sampling.grammar)
-    for image in request.images if images is not None else ():
-        images.trials.suspect(image.key)
+    if images is not None:
+        for image in request.images:
+            images.trials.suspect(image.key)
 
 
 def suspect_ids(
