@@ -110,7 +110,8 @@ class WorkerGroup:
         self._ranks: dict[PeerId, WorkerHello] = {}
         self._dismissed: set[PeerId] = set()  # told to say hello; messages before their hello are outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
-        self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
+        self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have answered
+        self._refused: set[int] = set()  # ids of those that one rank cannot use, until all ranks have answered
         self._encoding: dict[int, set[PeerId]] = {}  # embedding id -> the ranks that have it
         self._receiving: dict[str, list[KVReceived]] = {}  # handover id -> what ranks have answered
         self._pids: list[int] = []  # of the current or last group, by rank
@@ -193,11 +194,18 @@ class WorkerGroup:
             case StepResult() if hello.answers and self.is_ready:
                 self._listener.on_step_result(message)
             case GrammarPrepared() if self.is_ready:
-                ready = self._preparing.setdefault(message.grammar_id, set())
-                ready.add(peer)
-                if message.error or len(ready) == hello.num_ranks:
-                    del self._preparing[message.grammar_id]
+                answered = self._preparing.setdefault(message.grammar_id, set())
+                answered.add(peer)
+                is_new_error = bool(message.error) and message.grammar_id not in self._refused
+                if is_new_error:
+                    self._refused.add(message.grammar_id)
                     self._listener.on_grammar_prepared(message)
+                if len(answered) == hello.num_ranks:
+                    del self._preparing[message.grammar_id]
+                    if message.grammar_id in self._refused:
+                        self._refused.discard(message.grammar_id)
+                    else:
+                        self._listener.on_grammar_prepared(message)
             case ImageEncoded() if self.is_ready:
                 encoded = self._encoding.setdefault(message.embedding_id, set())
                 encoded.add(peer)
@@ -279,6 +287,7 @@ class WorkerGroup:
         weights = _joined([hello.weights for hello in hellos])
         self.hello, self._pids = replace(hellos[0], **least, **sums, weights=weights, kv_sources=sources), pids
         self._preparing.clear()
+        self._refused.clear()
         self._encoding.clear()
         self._receiving.clear()
         self._dismissed.clear()

@@ -140,7 +140,7 @@ class DiskMoves:
         move = self._moves.pop(message.move_id, None)
         if move is None:
             return ""  # of a forgotten move
-        ok = [*message.ok[: len(move.keys)], *bytes(len(move.keys) - len(message.ok))]
+        ok = [*message.ok[: len(move.keys)], *bytes(max(0, len(move.keys) - len(message.ok)))]
         if isinstance(message, KVStored):
             return self._stored(message, move, ok)
         self._loaded(message, move, ok)

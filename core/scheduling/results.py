@@ -323,7 +323,7 @@ def _tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, 
 
 
 def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
-    """How many of the tokens appended last there are up to one that stops the sequence, included; 0: none stops it."""
+    """How many of the tokens appended last count: up to and with the one that stops the sequence; 0 if none does."""
     stop_token_ids = seq.stop_token_ids
     if stop_token_ids.isdisjoint(new):
         return 0

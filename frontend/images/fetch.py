@@ -25,7 +25,12 @@ _ODD = re.compile(r"[\x00-\x20\\\x7f-\uffff]")
 _MOVED = frozenset((301, 302, 303, 307, 308))
 _EMBEDDING = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")))
 """IPv6 networks whose last 32 bits are an IPv4 address, to which a gateway may translate them."""
-_LOCAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "64:ff9b:1::/48", "3fff::/20", "fec0::/10")))
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "penstock"}
+"""No versions: an address that a client chose need not learn them."""
+
+_LOCAL = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "3fff::/20", "fec0::/10"))
+)
 """Networks that are not of the Internet, though older versions of Python say so; the second one has IPv4 addresses in
 places that its gateway chooses, the last one has the addresses of sites before there were unique local ones."""
 
@@ -103,9 +108,7 @@ class ImageFetcher:
                 aiohttp.ClientSession(
                     connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
                 ) as session,
-                session.get(
-                    url, allow_redirects=False, headers={"Accept": "image/*", "Accept-Encoding": "identity"}
-                ) as answer,
+                session.get(url, allow_redirects=False, headers=_HEADERS) as answer,
             ):
                 if answer.status not in _MOVED:
                     return await self._body(answer)

@@ -24,6 +24,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _USUAL_ALIGNMENT = 32
 _MAX_DIMS = 4
+_MAX_ITEMS = 1 << 23
+"""Of an array of metadata: the largest vocabularies have a quarter of a million tokens and twice as many merges."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: struct.Struct("<B"), 1: struct.Struct("<b"), 2: struct.Struct("<H"), 3: struct.Struct("<h"),
@@ -155,10 +157,14 @@ class _Cursor:
             return self._strings(count)
         if kind not in _SCALARS:
             raise ValueError(f"arrays of type {kind} are unknown")
+        if count > _MAX_ITEMS:
+            raise ValueError(f"an array has {count} items; at most {_MAX_ITEMS} are read")
         item = _SCALARS[kind]
         return list(struct.unpack(f"<{count}{item.format[1:]}", self._take(count * item.size)))
 
     def _strings(self, count: int) -> Strings:
+        if count > _MAX_ITEMS:
+            raise ValueError(f"an array has {count} strings; at most {_MAX_ITEMS} are read")
         begin, at, data, length = self.at, self.at, self._data, _U64.unpack_from
         for _ in range(count):
             at += 8 + length(data, at)[0]

@@ -111,8 +111,13 @@ class Keys:
         return stored
 
 
+_MAX_FP32 = 3.4028234663852886e38
+
+
 def _shortest(number: float) -> float:
-    """Return the shortest decimal number that equals this one in fp32."""
+    """Return the shortest decimal number that equals this one in fp32; the number itself if fp32 does not have it."""
+    if not abs(number) <= _MAX_FP32:
+        return number
     stored = struct.pack("<f", number)
     texts = (f"{number:.{digits}g}" for digits in range(1, 10))
     return next(float(text) for text in texts if struct.pack("<f", float(text)) == stored)

@@ -31,6 +31,12 @@ _ENDS = {
 """Control tokens that end a text in every model that has them: a GGUF file names one, but a model may have more."""
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p"}
 
+_MAX_CUTS = 200_000_000
+"""Characters compared to find merges: tokens of real vocabularies take a hundredth of it."""
+
+_MAX_TEMPLATE = 1 << 20
+"""Characters of a chat template: real ones have some thousands."""
+
 
 class GGUFTokenizer:
     """See the members of `Checkpoint`. Everything is read on demand."""
@@ -100,7 +106,12 @@ class GGUFTokenizer:
 
     def chat_template(self) -> str | None:
         """The default template."""
-        return self._fields.text("tokenizer.chat_template") or None
+        template = self._fields.text("tokenizer.chat_template") or None
+        if template is not None and len(template) > _MAX_TEMPLATE:
+            raise ConfigError(
+                f"the GGUF file's chat template has {len(template)} characters; at most {_MAX_TEMPLATE} are read"
+            )
+        return template
 
     def tokenizer_json(self) -> bytes:
         """The whole tokenizer.json, for the `tokenizers` library."""
@@ -179,6 +190,11 @@ class GGUFTokenizer:
         ids = {token: id_ for id_, token in enumerate(tokens)}
         if self._is_gemma or not isinstance(scores, list) or len(scores) != len(tokens):
             scores = [-id_ for id_ in range(len(tokens))]
+        if (work := sum(len(token) ** 2 for token in tokens)) > _MAX_CUTS:
+            raise ConfigError(
+                f"the GGUF file has no merges, and too long tokens to find them: {work} characters would be compared, "
+                f"at most {_MAX_CUTS} are"
+            )
         best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
         ranked: list[tuple[float, int, int, str, str]] = []
         for id_ in best_first:

@@ -348,6 +348,19 @@ async def test_a_grammar_is_ready_when_all_have_it(group: Group) -> None:
     await group.check("a")
 
 
+async def test_a_grammar_that_one_rank_refuses_leaves_nothing_behind(group: Group) -> None:
+    first, second = group.start()
+    await group.send(make_request("a", PROMPT, NUM_TOKENS, grammar="g"))
+    await group.until(lambda: first.grammars and second.grammars)
+    grammar_id = first.grammars[0].grammar_id
+    first.channel.send(GrammarPrepared(grammar_id, "it cannot be used"))
+    workers = group.engine.workers
+    await group.until(lambda: workers._refused)
+    second.channel.send(GrammarPrepared(grammar_id))
+    await group.until(lambda: not workers._refused)
+    assert not workers._preparing
+
+
 async def test_what_ranks_say_of_themselves_is_added_up(group: Group) -> None:
     first, second = group.start()
     await group.send(make_request("a", PROMPT, NUM_TOKENS))

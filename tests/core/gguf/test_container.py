@@ -1,5 +1,6 @@
 """The container, against the `gguf` package; and what is said of files that are damaged or not supported."""
 
+import os
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,8 @@ from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.files.source import LoadError
 from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.gguf.container import Strings, gguf_models, read_container
+from penstock.core.checkpoint.gguf.keys import _shortest
+from penstock.core.checkpoint.gguf.tokenizer import GGUFTokenizer
 from penstock.core.cli.__main__ import main
 from penstock.core.config import ConfigError
 from tests.core.checkpoint.broken_checkpoints import check_sentence
@@ -149,3 +152,36 @@ def test_no_damage_has_another_error(model: Path, tmp_path: Path) -> None:
             except ConfigError as error:
                 said = str(error)
             assert len(said.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300, float("inf"), float("nan")])
+def test_a_number_beyond_fp32_stays_what_it_is(number: float) -> None:
+    assert repr(_shortest(number)) == repr(number)
+    assert _shortest(0.10000000149011612) == 0.1
+
+
+@pytest.mark.parametrize("kind", [8, 6])
+def test_an_array_beyond_all_vocabularies_is_refused_before_it_is_made(tmp_path: Path, kind: int) -> None:
+    """In a sparse file, which has room for it."""
+    path = tmp_path / "sparse.gguf"
+    header = (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, 1 << 29)
+    )
+    path.write_bytes(header)
+    os.truncate(path, 1 << 32)
+    with pytest.raises(ConfigError, match="at most 8388608 are read"):
+        read_container(path)
+
+
+def test_a_vocabulary_whose_merges_cannot_be_found_is_refused() -> None:
+    tokens = ["a", "b", "ab" * 50_000]
+    data = b"".join(struct.pack("<Q", len(token)) + token.encode() for token in tokens)
+    fields: dict[str, object] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": Strings(memoryview(data), 0, len(tokens)),
+    }
+    with pytest.raises(ConfigError, match="too long tokens"):
+        GGUFTokenizer(fields, "llama")._merges()
+    fields["tokenizer.chat_template"] = "x" * (1 << 21)
+    with pytest.raises(ConfigError, match="at most 1048576 are read"):
+        GGUFTokenizer(fields, "llama").chat_template()

@@ -158,6 +158,18 @@ def test_the_begin_of_a_path_is_overwritten_last() -> None:
     assert run_alone(driver, "cut", prompts[0]) == 16
 
 
+def test_more_answers_than_pages_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = DiskMoves._moved
+    monkeypatch.setattr(
+        DiskMoves, "_moved", lambda disk, message: moved(disk, msgspec.structs.replace(message, ok=message.ok + b"\1"))
+    )
+    driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
+    prompt = list(range(50))
+    assert run_alone(driver, "first", prompt) == 0
+    restarted(driver)
+    assert run_alone(driver, "again", prompt) == 48
+
+
 def test_a_slow_disk_is_not_waited_for() -> None:
     driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
     prompt = list(range(50))

@@ -184,7 +184,18 @@ def test_names_of_private_addresses(vision: LiveServer, host: ImageHost, name: s
 def test_which_addresses_are_public() -> None:
     for address in ("8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::"):
         assert is_public(address), address
-    private = ("127.0.0.1", "10.0.0.1", "100.64.0.1", "192.0.0.8", "::1", "fd00::1", "fe80::1", "fec0::1", "3fff::1")
+    private = (
+        "127.0.0.1",
+        "10.0.0.1",
+        "100.64.0.1",
+        "192.0.0.8",
+        "192.88.99.1",
+        "::1",
+        "fd00::1",
+        "fe80::1",
+        "fec0::1",
+        "3fff::1",
+    )
     translated = ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1:7f00:0:100:808:808", "2002:7f00:1::", "::7f00:1")
     for address in private + translated:
         assert not is_public(address), address

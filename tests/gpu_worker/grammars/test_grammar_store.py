@@ -181,5 +181,5 @@ def test_looking_at_guesses_in_a_full_automaton_ends_no_row(folder: Path, monkey
 
 def test_a_row_that_fills_every_automaton_at_once_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = next(rows_over(folder, "[ab]*a[ab]{10}c", 20, monkeypatch))
-    error = walk(folder, row, "abbabaabbbabaabbabbabababbbaaabbabababbbab")
-    assert "the form is too complex to go on after the first" in error
+    said = walk(folder, row, "abbabaabbbabaabbabbabababbbaaabbabababbbab")
+    assert "the form is too complex to go on after the first" in said

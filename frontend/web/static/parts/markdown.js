@@ -1,13 +1,20 @@
 // Markdown as models write it, made into elements: no text is ever read as HTML. Linear in the text's length.
 import { h, replace } from "./dom.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
 const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const MAX_DEPTH = 12; // of quotes, lists and emphasis: beyond it, text stays text
+
+// A heading's text without the marks that may close it.
+function unclosed(text) {
+  let end = text.length;
+  while (text[end - 1] === "#") end--;
+  return end === 0 || " \t".includes(text[end - 1]) ? text.slice(0, end).trimEnd() : text;
+}
 
 const isTable = (lines, i) => lines[i].includes("|") && lines[i + 1]?.includes("-") && DELIMITERS.test(lines[i + 1]);
 const isNumbered = (line) => /^ *\d/.test(line);
@@ -83,8 +90,8 @@ const BUILD = {
     return codeBlock(rest.join("\n"), info.trim().split(/\s+/)[0]);
   },
   heading(lines, depth) {
-    const [, marks, text = ""] = HEADING.exec(lines[0]);
-    return h(`h${Math.min(marks.length + 2, 6)}`, {}, inline(text, depth)); // the page has its own h1 and h2
+    const [, marks, rest = ""] = HEADING.exec(lines[0]);
+    return h(`h${Math.min(marks.length + 2, 6)}`, {}, inline(unclosed(rest.trim()), depth)); // the page has its own h1 and h2
   },
   rule: () => h("hr"),
   quote: (lines, depth) => h("blockquote", {}, build(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
