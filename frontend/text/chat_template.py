@@ -1,8 +1,9 @@
-"""The checkpoint's chat template, rendered as transformers renders it, in Jinja's immutable sandbox.
+"""The checkpoint's chat template, rendered as transformers renders it, in Jinja's sandbox (`sandbox.py`).
 
 It has the same settings (trim_blocks, lstrip_blocks, loop controls), filters (`tojson` without HTML or ASCII escapes),
 globals (`raise_exception`, `strftime_now`, `dict`, `namespace`) and `{% generation %}` tag, so that the text equals
-`tokenizer.apply_chat_template(..., tokenize=False)`.
+`tokenizer.apply_chat_template(..., tokenize=False)` for all conversations that the template shows whole. Others are
+brought into a shape that it does show (`shaping.py`), which is found by rendering small ones (`probing.py`).
 """
 
 import copy

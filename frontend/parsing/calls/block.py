@@ -232,8 +232,9 @@ class Block:
             if places:
                 end, _, mark = min(places)
                 is_end = mark == free or self._is_followed(end + len(mark), then)
-                if is_end and not self.is_final and len(self._text) - held_suffix(self._text[start:], marks) < end:
-                    is_end, end = None, len(self._text) - held_suffix(self._text[start:], marks)  # one began earlier
+                begun = len(self._text) - held_suffix(self._text[start:], marks)
+                if is_end and not self.is_final and begun < end:  # another may have begun earlier
+                    is_end, end = None, begun
                 if is_end is False:
                     start = end + 1
                     continue
