@@ -19,7 +19,7 @@ AGENTS := .venv-agents
 # Some environments forbid byte code: then every process compiles all of torch that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-agents soak check docs format clean
+.PHONY: serve test test-agents soak check resolve docs format clean
 .DEFAULT_GOAL := serve
 
 NEEDS := pyproject.toml constraints.txt $(FOLDERS)
@@ -48,7 +48,7 @@ test: $(VENV)/.made-dev  ## Run the tests
 
 $(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-lock.json
 	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
-	$(AGENTS)/bin/pip install -q --no-compile --no-deps -r tests/agents/requirements.txt
+	$(AGENTS)/bin/pip install -q --no-compile -r tests/agents/requirements.txt
 	cd tests/agents/javascript && npm ci --silent --no-audit --no-fund
 	touch $@
 
@@ -74,6 +74,10 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/python -m docs.planning_table --check
 	$(BIN)/python -m docs.foreign_flags_table --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+
+resolve: $(VENV)/.made  ## Whether the public package index has all that is pinned, for every extra and Python version
+	$(BIN)/python -c "import uv" 2>/dev/null || $(INSTALL) uv || true
+	$(BIN)/python .ci/resolve.py
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
