@@ -98,7 +98,7 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; "
-            "each request is told to it as a trace. Needs the packages of penstock[otel]. Empty: no traces."
+            "each request is told to it as a trace. Needs the packages of penstock-llm[otel]. Empty: no traces."
         ),
     ] = ""
     access_log: Annotated[

@@ -114,3 +114,16 @@ def test_checkpoint_facts(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         eos_token_ids(open_model(config))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/Some Model-Q4_K_M.gguf", "Some Model-Q4_K_M"),
+        ("model.GGUF", "model"),
+        ("/a/llama-8b-Q8_0-00001-of-00003.gguf", "llama-8b-Q8_0"),
+    ],
+)
+def test_a_gguf_file_is_served_under_its_name_without_its_folder(path: str, name: str) -> None:
+    assert served_model_names(parse("--model", path)) == (name,)
+    assert served_model_names(parse("--model", path, "--served-model-name", "mine")) == ("mine",)
