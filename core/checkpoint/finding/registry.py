@@ -69,6 +69,6 @@ def served_model_names(config: Config) -> tuple[str, ...]:
         return config.model.served_model_name
     if not config.model.model:
         return ("penstock-demo",)
-    if config.model.model.lower().endswith(".gguf"):
+    if config.model.model.lower().endswith(".gguf") or Path(config.model.model).is_file():
         return (re.sub(r"-\d{5}-of-\d{5}$", "", Path(config.model.model).stem) or "model",)
     return (config.model.model.rstrip("/"),) if config.model.model.strip("/") else ("model",)
