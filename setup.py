@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -26,6 +26,14 @@ def _build_module() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class WithBinaries(Distribution):
+    """Goes where packages with compiled parts go."""
+
+    def has_ext_modules(self) -> bool:
+        """Its libraries are no extension modules, but as bound to a platform."""
+        return True
 
 
 class BuildWithKernels(build_py):
@@ -53,14 +61,9 @@ class BuildWithKernels(build_py):
 class PlatformWheel(bdist_wheel):
     """Any Python, no ABI of it, one platform."""
 
-    def finalize_options(self) -> None:
-        """Mark the wheel as one with binaries."""
-        super().finalize_options()
-        self.root_is_pure = False
-
     def get_tag(self) -> tuple[str, str, str]:
         """The tag of the wheel's name."""
         return "py3", "none", os.environ.get("PENSTOCK_WHEEL_PLATFORM") or super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+setup(distclass=WithBinaries, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
