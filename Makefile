@@ -32,6 +32,7 @@ INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
 define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || deploy/install-torch.sh $(BIN)/python -c constraints.txt
+	$(BIN)/pip uninstall -q -y penstock 2>/dev/null || true  # as this distribution was called until 0.1.0
 	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
 	$(BIN)/python -m penstock.kernels.native.build || true  # without a C++ compiler torch's kernels do
 	touch $(2)
@@ -90,7 +91,7 @@ wheels: $(VENV)/.made  ## Wheels with compiled CPU kernels for x86-64 and 64-bit
 release:  ## The same from a fresh clone of the last commit, which must be clean, into dist
 	test -z "$$(git status --porcelain)" || { echo "commit first: a release is made of what is committed"; exit 1; }
 	rm -rf build/release && git clone -q . build/release
-	$(MAKE) -C build/release resolve wheels
+	make -C build/release resolve wheels  # of its own, with an environment of its own
 	rm -rf dist && cp -r build/release/dist dist
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
