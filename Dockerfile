@@ -2,27 +2,28 @@
 #
 #   docker build -t penstock .
 #
-# torch: the build takes a wheel from the folder wheels/ if one fits (put torch's CPU wheel there for a small
-# image), else the package index. TORCH_INDEX_URL names another index for torch alone, such as PyTorch's CPU one.
+# torch: the build for CPUs, which is small; `--build-arg TORCH_BACKEND=cuda` takes the one for GPUs (compose.gpu.yaml
+# does). TORCH_INDEX_URL names another index for torch alone; a wheel in the folder wheels/ comes before all of them.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
+ARG TORCH_BACKEND=cpu
 ARG TORCH_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python -m venv /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH
 # The libraries first: they change less often than the source. The star lets wheels/ be absent.
-COPY pyproject.toml constraints.txt wheels* /build/wheels/
+COPY pyproject.toml constraints.txt deploy/install-torch.sh wheels* /build/wheels/
 RUN set -e; cd /build/wheels; \
     if ls torch-*.whl >/dev/null 2>&1; then pip install --find-links . -c constraints.txt torch-*.whl; \
-    elif [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; \
-    else pip install -c constraints.txt torch; fi
+    else ./install-torch.sh "$(command -v python)" -c constraints.txt; fi; \
+    pip uninstall -q -y uv
 RUN python -c "import pathlib, tomllib; project = tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']; print(*project['dependencies'], *project['optional-dependencies']['otel'], *project['optional-dependencies']['images'], sep='\n')" > /build/requirements.txt \
     && pip install --find-links /build/wheels -c /build/wheels/constraints.txt -r /build/requirements.txt
 # For the CPU kernels; without it a worker on a CPU takes torch's, which are slower.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ || echo "no C++ compiler could be installed"
 COPY . /build/source/
-RUN pip install --find-links /build/wheels -c /build/source/constraints.txt --no-deps /build/source \
+RUN CXX=none pip install --find-links /build/wheels -c /build/source/constraints.txt --no-deps /build/source \
     && cd / && (python -m penstock.kernels.native.build --portable || true)
 
 FROM ${BASE_IMAGE}

@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 MODEL ?=
 FLAGS ?=
 MINUTES ?= 30
-# Where to get torch, if not from the usual package index: PyTorch's index for CPUs has much smaller packages.
+# Which build of torch: `auto` is for CUDA if this machine has an NVIDIA driver, else the much smaller one for CPUs.
+TORCH_BACKEND ?= auto
+# Where to get torch instead.
 TORCH_INDEX_URL ?=
+export TORCH_BACKEND TORCH_INDEX_URL
 # Tests run by file in this many processes, with one thread each. Each waits for others a quarter of its time, or more:
 # three keep two cores busy.
 JOBS ?= 3
@@ -19,16 +22,17 @@ AGENTS := .venv-agents
 # Some environments forbid byte code: then every process compiles all of torch that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-real test-agents soak check docs format clean
+.PHONY: serve test test-real test-agents soak check resolve wheels release docs format clean
 .DEFAULT_GOAL := serve
 
-NEEDS := pyproject.toml constraints.txt $(FOLDERS)
+NEEDS := pyproject.toml setup.py constraints.txt $(FOLDERS)
 # Byte code is made by the first import of what is really used: that is far less than all of torch and transformers.
 INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
 
 define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(BIN)/python -c "import torch" 2>/dev/null || deploy/install-torch.sh $(BIN)/python -c constraints.txt
+	$(BIN)/pip uninstall -q -y penstock 2>/dev/null || true  # as this distribution was called until 0.1.0
 	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
 	$(BIN)/python -m penstock.kernels.native.build || true  # without a C++ compiler torch's kernels do
 	touch $(2)
@@ -51,7 +55,7 @@ test-real: $(VENV)/.made-dev  ## Published chat templates, fetched from the pack
 
 $(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-lock.json
 	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
-	$(AGENTS)/bin/pip install -q --no-compile --no-deps -r tests/agents/requirements.txt
+	$(AGENTS)/bin/pip install -q --no-compile -r tests/agents/requirements.txt
 	cd tests/agents/javascript && npm ci --silent --no-audit --no-fund
 	touch $@
 
@@ -77,6 +81,21 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/python -m docs.planning_table --check
 	$(BIN)/python -m docs.foreign_flags_table --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+
+resolve: $(VENV)/.made  ## Whether the public package index has all that is pinned, for every extra and Python version
+	$(BIN)/python -c "import uv" 2>/dev/null || $(INSTALL) uv || true
+	$(BIN)/python .ci/resolve.py
+
+wheels: $(VENV)/.made  ## Wheels with compiled CPU kernels for x86-64 and 64-bit ARM, and the sources, in dist
+	$(BIN)/python -c "import build, twine, ziglang" 2>/dev/null || $(INSTALL) build twine ziglang
+	rm -rf dist build/lib build/kernels
+	$(BIN)/python .ci/wheels.py
+
+release:  ## The same from a fresh clone of the last commit, which must be clean, into dist
+	test -z "$$(git status --porcelain)" || { echo "commit first: a release is made of what is committed"; exit 1; }
+	rm -rf build/release && git clone -q . build/release
+	make -C build/release resolve wheels  # of its own, with an environment of its own
+	rm -rf dist && cp -r build/release/dist dist
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py

@@ -22,7 +22,7 @@ _HEAD = """\
 
 Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the
 default. An empty variable counts as not set. Switches are `--name` and `--no-name`, as variables `true` and `false`;
-a list is separated by commas, as a flag's also by spaces.
+a list is separated by commas; a flag may also be repeated.
 
 <!-- commands: serve -->
 ```bash
@@ -67,7 +67,7 @@ def _values(flag: Flag, annotation: Any) -> str:
     if get_origin(flag.type) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(flag.type))
     if get_origin(flag.type) is tuple:
-        return "one or more words"
+        return "a list, separated by commas"
     name = {bool: "on or off", int: "a whole number", float: "a number", str: "text"}[flag.type]
     meta = next((m for m in get_args(annotation) if isinstance(m, Meta)), Meta())
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}

@@ -460,6 +460,7 @@ class ModelCard(Struct, frozen=True):
     system_fingerprint: str | None = None  # as in answers; None until an engine is ready
     input_modalities: tuple[str, ...] = ("text",)  # what messages may hold
     sampling_defaults: dict[str, float] | None = None  # for fields that a request leaves out
+    warning: str | None = None  # why it is much slower than it could be
 
 
 class SystemParts(Struct, frozen=True):

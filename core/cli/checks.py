@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from penstock.core.cli.figures import size
-from penstock.ipc.version import NAME
+from penstock.ipc.version import DISTRIBUTION, NAME
 
 Level = Literal["fine", "note", "slow", "broken"]
 """`note`: information; `slow`: serves, but slower than possible; `broken`: cannot serve."""
@@ -62,7 +62,10 @@ def packages() -> Iterator[Finding]:
     else:
         yield Finding("fine", "system", f"{platform.platform()}, Python {platform.python_version()}")
     try:
-        required, needs_python = metadata.requires(NAME) or [], metadata.metadata(NAME)["Requires-Python"]
+        required, needs_python = (
+            metadata.requires(DISTRIBUTION) or [],
+            metadata.metadata(DISTRIBUTION)["Requires-Python"],
+        )
     except metadata.PackageNotFoundError:
         yield Finding("note", "packages", "run from a source tree: versions are not checked", "pip install -e .")
         return
@@ -87,7 +90,7 @@ def packages() -> Iterator[Finding]:
         if not needed.specifier.contains(there, prereleases=True):
             wrong.append(f"{needed.name} is {there}, {needed.specifier} is needed")
     for sentence in wrong:
-        yield Finding("broken", "packages", sentence, f"pip install --upgrade {NAME}")
+        yield Finding("broken", "packages", sentence, f"pip install --upgrade {DISTRIBUTION}")
     if not wrong:
         yield Finding("fine", "packages", f"{', '.join(shown)}; all {num_checked} requirements are met")
 

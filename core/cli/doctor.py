@@ -16,6 +16,7 @@ from penstock.core.checkpoint.finding.registry import model_path, open_checkpoin
 from penstock.core.cli.checks import Finding, all_checks, memory_bytes
 from penstock.core.cli.figures import number, size
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.slow_kernels import FACTOR
 from penstock.core.planning.costs import Costs
 from penstock.core.planning.machines import Machine
 from penstock.core.planning.plan import Plan
@@ -118,13 +119,14 @@ def kernels(there: Installation) -> Iterator[Finding]:
         yield Finding("fine", "compiler", compiler)
     elif there.compiler:
         yield Finding(
-            "slow", "CPU kernels", f"torch's: the native ones are not compiled yet ({compiler} is there)",
-            "python -m penstock.kernels.native.build, or `--cpu-kernels native`",
+            "slow", "CPU kernels", f"torch's, up to {FACTOR} times slower: the native ones are not compiled yet",
+            f"the next start compiles them with {compiler}; so does python -m penstock.kernels.native.build",
         )  # fmt: skip
     else:
         yield Finding(
-            "slow", "CPU kernels", "torch's: the native ones are not compiled, and there is no compiler",
-            "apt install g++, then python -m penstock.kernels.native.build",
+            "slow", "CPU kernels",
+            f"torch's, up to {FACTOR} times slower: the native ones are not compiled, and there is no compiler",
+            "apt install g++, then python -m penstock.kernels.native.build; or a wheel of Penstock, which has them",
         )  # fmt: skip
 
 

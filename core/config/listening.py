@@ -30,8 +30,8 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
 
 
 def has_files(options: FrontendOptions) -> bool:
-    """Whether there are files that SIGHUP makes the frontends read again."""
-    return bool(options.api_keys_file or options.tls_certificate)
+    """Whether there are files that SIGHUP makes the frontends read, or open, again."""
+    return bool(options.api_keys_file or options.tls_certificate or options.access_log)
 
 
 def is_loopback(host: str) -> bool:

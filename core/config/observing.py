@@ -26,4 +26,4 @@ def problem_with_observers(options: FrontendOptions) -> str:
         is_there = find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
     except ModuleNotFoundError:
         is_there = False
-    return "" if is_there else f"{_TRACES} needs OpenTelemetry's packages: pip install 'penstock[otel]'"
+    return "" if is_there else f"{_TRACES} needs OpenTelemetry's packages: pip install 'penstock-llm[otel]'"

@@ -17,6 +17,7 @@ from penstock.core.checkpoint.files.source import LoadError, StoredTensor, finge
 from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
 from penstock.core.config import Config, FrontendOptions, channel_keys
+from penstock.core.config.slow_kernels import slow_kernels
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
@@ -125,6 +126,9 @@ class Banner:
             start_seconds=round(seconds, 1),
         )
         self._field("device", f"{escape(engine.device)}, {engine.dtype}, kernels: {engine.kernels}")
+        if slow := slow_kernels(engine.device, engine.kernels):
+            log.warning("slow kernels", reason=slow)
+            self._field("", f"[yellow]{escape(slow)}[/yellow]")
         if engine.kernels == "transformers":
             self._field("", "Computed by transformers' own code: slower than the models that Penstock implements")
         if num_engines > 1:

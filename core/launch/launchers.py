@@ -14,7 +14,7 @@ from penstock.core.config.ranks import Rank
 from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Spare
 
-_MODULES = {"ray": ("penstock.deploy.ray.launcher", "ray", "pip install 'penstock[ray]'")}
+_MODULES = {"ray": ("penstock.deploy.ray.launcher", "ray", "pip install 'penstock-llm[ray]'")}
 """Name -> module, the library that it needs, and the command that installs it."""
 
 

@@ -109,9 +109,9 @@ class Supervisor:
         self.stopping.set()
 
     def reload(self) -> None:
-        """Let the frontends read the key file and the certificate again."""
+        """Let the frontends read the key file and the certificate, and open the access log, again."""
         if not has_files(self._config.frontend):
-            log.info("nothing to reload: no key file, no certificate")
+            log.info("nothing to reload: no key file, no certificate, no access log")
             return
         for child in self.frontends:
             task = asyncio.create_task(self._let_reload(child))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.core.config.slow_kernels import slow_kernels
 from penstock.frontend import schema
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (
@@ -69,6 +70,7 @@ def _card(service: Service, name: str) -> schema.ModelCard:
         system_fingerprint=service.fingerprint,
         input_modalities=("text",) if service.image_limits is None else ("text", "image"),
         sampling_defaults=asdict(service.model.defaults),
+        warning=None if facts is None else slow_kernels(facts.device, facts.kernels) or None,
     )
 
 

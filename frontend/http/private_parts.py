@@ -10,6 +10,7 @@ import jinja2.compiler
 from aiohttp import web
 
 from penstock.core.config import ConfigError
+from penstock.ipc.version import DISTRIBUTION
 
 _PARTS: dict[str, dict[type, tuple[str, ...]]] = {
     "aiohttp": {
@@ -35,7 +36,7 @@ def check_private_parts() -> None:
             if absent:
                 raise ConfigError(
                     f"{library} {version(library)} has no {owner.__name__}.{absent[0]}, which Penstock needs; "
-                    f"install a release that Penstock supports: pip install --force-reinstall penstock"
+                    f"install a release that Penstock supports: pip install --force-reinstall {DISTRIBUTION}"
                 )
 
 

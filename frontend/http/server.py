@@ -114,8 +114,8 @@ class Server:
         options = self._config.frontend
         for each in self._observing:
             each.reopen()
-        if not has_files(options) and not options.access_log:
-            log.info("nothing to reload: no key file, no certificate")
+        if not has_files(options):
+            log.info("nothing to reload: no key file, no certificate, no access log")
         try:
             if options.api_keys_file:
                 self.service.access.change(load_api_keys(options.api_keys_file))

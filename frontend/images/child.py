@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
             from penstock.frontend.images.processor import ImageProcessor
         except ModuleNotFoundError as missing:
             raise ConfigError(
-                f"images need the Python package {missing.name}: pip install 'penstock[images]'"
+                f"images need the Python package {missing.name}: pip install 'penstock-llm[images]'"
             ) from None
         family = image_family_of(open_checkpoint(Path(path)))
         if family is None:

@@ -8,10 +8,11 @@ import torch
 
 from penstock.core.config import ConfigError
 from penstock.core.config.options import CpuKernels, DTypeName
+from penstock.core.config.slow_kernels import slow_kernels
 from penstock.gpu_worker.devices.cpu import CpuDevice, computes_in_bf16, multiplies_bf16_matrices, num_cores
 from penstock.gpu_worker.devices.cuda import CudaDevice
 from penstock.gpu_worker.devices.device import Device
-from penstock.kernels.native.build import BuildError, build, built_library
+from penstock.kernels.native.build import BuildError, build, built_library, find_compiler
 from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
@@ -55,12 +56,16 @@ def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
     if kernels == "torch":
         return None
     path = built_library()
-    if path is None and kernels == "native":
-        log.info("compiling the CPU kernels")
+    if path is None and (kernels == "native" or find_compiler() is not None):
+        log.info("compiling the CPU kernels: once, in about ten seconds")
         try:
             path = build()
         except BuildError as error:
-            raise ConfigError(f"--cpu-kernels native: {error}") from None
+            if kernels == "native":
+                raise ConfigError(f"--cpu-kernels native: {error}") from None
+            log.warning("CPU kernels not compiled", error=str(error))
+    if path is None:
+        log.warning("no native CPU kernels", reason=slow_kernels("cpu", "torch"))
     leaves_long_steps = kernels == "auto" and multiplies_bf16_matrices()
     return None if path is None else Library(path, num_threads, leaves_long_steps=leaves_long_steps)
 

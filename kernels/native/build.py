@@ -1,16 +1,21 @@
 """Compiles the C++ kernels for this processor, and keeps the library in a cache folder.
 
-`python -m penstock.kernels.native.build` does so ahead of time. Otherwise a worker with `--cpu-kernels native` does so
-when it starts. The library's name contains a hash of its sources, compiler and processor. If one of these changes, a
-new library is compiled.
+`python -m penstock.kernels.native.build` does so ahead of time. Otherwise a worker does so when it starts. The
+library's name contains a hash of its sources, compiler and processor. If one of these changes, a new library is
+compiled.
 
 With `--portable`, libraries for whole processor families are put beside the sources instead, for an image or a package
 that runs on machines without a compiler. If no library was compiled for the machine itself, the best fitting one is
-used.
+used. `--portable --machine aarch64 --into FOLDER` compiles for another machine, by Zig's cross-compiler (the package
+`ziglang`) and for an old glibc: so are the libraries in Penstock's wheels made.
+
+setup.py runs this file by its path, so it imports nothing but the standard library.
 """
 
 import argparse
+import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -18,6 +23,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -43,6 +50,16 @@ _MACHINE_FLAGS = {
     "x86-64-v4-bf16": _BF16_FLAGS,
 }
 """The compiler's flag for a family whose name is not a flag."""
+_ZIG_PROCESSORS = {
+    "x86-64-v4-amx": "x86_64_v4+avx512bf16+avx512vnni+avx512vbmi+amx_tile+amx_int8+amx_bf16",
+    "x86-64-v4-bf16": "x86_64_v4+avx512bf16+avx512vnni+avx512vbmi",
+    "x86-64-v4": "x86_64_v4",
+    "x86-64-v3": "x86_64_v3",
+    "armv8.2-a": "generic+v8_2a",
+    "armv8-a": "generic",
+}
+"""Family -> how Zig names it."""
+_ZIG_GLIBC = "2.17"  # of 2012, as the platform tag manylinux_2_17 promises
 
 
 class BuildError(Exception):
@@ -78,53 +95,109 @@ def build() -> Path:
     if path is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
     if not (path.is_file() and _is_ours(path)):
-        _compile("native", path)
+        with _alone(path.parent):  # the workers of one server start together: one compiles, the others find it made
+            if not (path.is_file() and _is_ours(path)):
+                _compile("native", path)
     return path
 
 
-def build_portable() -> list[Path]:
-    """Compile for each family that this compiler supports, and put the libraries beside the sources.
+def build_fitting(folder: Path) -> Path:
+    """Compile for the best family that fits this processor and that the compiler knows, into `folder`.
+
+    For an installation: unlike a library for this very processor, it may be copied to another machine.
+
+    Raises:
+        BuildError: if there is no compiler, it fails, or no family fits.
+    """
+    compiler = _needed_compiler()
+    flags = set(_processor().split())
+    errors = [BuildError(f"no known family of processors fits this one ({platform.machine()})")]
+    for family in (family for family, needed in _families().items() if needed <= flags):
+        path = folder / _portable_path(family).name
+        try:
+            _compile(family, path, _as_usual(compiler, family))
+            path.chmod(0o755)
+            return path
+        except BuildError as error:
+            errors.append(error)
+    raise errors[-1]
+
+
+def build_portable(machine: str = "", folder: Path | None = None) -> list[Path]:
+    """Compile for each family of a machine.
+
+    Args:
+        machine: "x86_64" or "aarch64", compiled for by Zig and for an old glibc; empty: this one, by its own compiler.
+        folder: where to put the libraries; None: beside the sources.
 
     Raises:
         BuildError: if there is no compiler, or it fails.
     """
-    if find_compiler() is None:
-        raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
-    if not _families():
-        raise BuildError(f"no processor families are known for {platform.machine()}")
-    paths = [_portable_path(family) for family in _families()]
-    for family, path in zip(_families(), paths, strict=True):
-        _compile(family, path)
-        path.chmod(0o755)
-    return paths
+    compiler = "" if machine else _needed_compiler()
+    families = _FAMILIES.get(machine, {}) if machine else _families()
+    if not families:
+        raise BuildError(f"no processor families are known for {machine or platform.machine()}")
+    made = []
+    for family in families:
+        path = (folder or _FOLDER) / _portable_path(family).name
+        if not path.is_file():
+            _compile(family, path, _by_zig(machine, family) if machine else _as_usual(compiler, family))
+            path.chmod(0o755)
+        made.append(path)
+    return made
 
 
 def _families() -> dict[str, frozenset[str]]:
     return _FAMILIES.get(platform.machine(), {})
 
 
-def _compile(march: str, path: Path) -> None:
+def _needed_compiler() -> str:
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
+    return compiler
+
+
+def _as_usual(compiler: str, march: str) -> list[str]:
+    return [compiler, *_MACHINE_FLAGS.get(march, (f"-march={march}",))]
+
+
+def _by_zig(machine: str, family: str) -> list[str]:
+    if importlib.util.find_spec("ziglang") is None:
+        raise BuildError("compiling for other machines needs Zig's compiler: pip install ziglang")
+    target = f"{machine}-linux-gnu.{_ZIG_GLIBC}"
+    zig = [sys.executable, "-m", "ziglang", "c++", "-target", target, f"-mcpu={_ZIG_PROCESSORS[family]}"]
+    # Clang remarks on every vector type that the plain instruction set would pass otherwise: all callers are here.
+    return [*zig, "-s", "-Wno-psabi"]
+
+
+def _compile(march: str, path: Path, compiler: list[str] | None = None) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Written under another name first, so that other processes see a whole library or none.
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
-            command = [
-                find_compiler() or "",
-                *_FLAGS,
-                *machine,
-                *_more_flags(),
-                "-o",
-                str(made),
-                str(_FOLDER / _SOURCE),
-            ]
+            begin = compiler or _as_usual(find_compiler() or "", march)
+            command = [*begin, *_FLAGS, *_more_flags(), "-o", str(made), str(_FOLDER / _SOURCE)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
             made.rename(path)
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be stored in {str(path.parent)!r}: {error.strerror}") from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process of this machine compile at a time."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / ".compiling").open("w")
+    except OSError as error:
+        raise BuildError(f"the CPU kernels cannot be stored in {str(folder)!r}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _more_flags() -> tuple[str, ...]:
@@ -193,9 +266,11 @@ def main() -> int:
     """Build, and print where the libraries are."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("--portable", action="store_true", help="for processor families, beside the sources")
+    parser.add_argument("--machine", choices=_FAMILIES, default="", help="with --portable: for another one, by Zig")
+    parser.add_argument("--into", type=Path, help="with --portable: the folder (default: beside the sources)")
     args = parser.parse_args()
     try:
-        for path in build_portable() if args.portable else [build()]:
+        for path in build_portable(args.machine, args.into) if args.portable else [build()]:
             print(f"CPU kernels: {path}")
     except BuildError as error:
         print(f"CPU kernels: not built, the torch kernels will be used; {error}", file=sys.stderr)

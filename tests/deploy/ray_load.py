@@ -148,7 +148,7 @@ def kill_tree(pid: int) -> None:
     """As when a machine goes away."""
     parent = psutil.Process(pid)
     for process in [parent, *parent.children(recursive=True)]:
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, ProcessLookupError):  # its child may have just ended by itself
             os.kill(process.pid, signal.SIGKILL)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-llm[ray]'")
 
 from penstock.deploy.ray.many_models import ManyModels
 from tests.frontend.checkpoint_folder import write_checkpoint

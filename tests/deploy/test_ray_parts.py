@@ -11,7 +11,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-llm[ray]'")
 
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, SchedulerOptions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-llm[ray]'")
 
 IS_SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 

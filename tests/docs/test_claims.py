@@ -18,6 +18,7 @@ from penstock.core.launch import child
 from penstock.frontend.api.service import READY_WAIT_SECONDS
 from penstock.frontend.engine.book import RESUME_WAIT_SECONDS
 from penstock.frontend.http.routes import ROUTES
+from penstock.ipc.version import DISTRIBUTION
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names
 
@@ -148,3 +149,16 @@ def test_the_python_versions_are_those_of_the_package() -> None:
     least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     for page in (ROOT / "README.md", ROOT / "docs/quickstart.md"):
         assert f"Python {least} or later" in page.read_text(), page.name
+
+
+def test_nobody_is_told_to_install_the_package_of_another_project() -> None:
+    """On the package index the name `penstock` is taken: ours is penstock-llm."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION == "penstock-llm"
+    assert set(project["scripts"]) == {"penstock"}
+    folders = ("api", "bench", "core", "demo", "deploy", "docs", "frontend", "gpu_worker", "ipc", "kernels", "tests")
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "Dockerfile"]
+    files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sh")]
+    wrong = re.compile(r"pip install [^`\n]*\bpenstock(?!-llm|\w|/)|\bpenstock\\?\[(images|otel|ray|bench|dev)")
+    told = [f"{path}: {found[0]}" for path in files if (found := wrong.search(path.read_text())) is not None]
+    assert [line for line in told if not line.startswith(__file__)] == []

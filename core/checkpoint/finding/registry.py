@@ -1,6 +1,7 @@
 """Finds the checkpoint that a configuration means, and its form."""
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,9 +61,14 @@ def demo_path(name: str) -> Path:
 
 
 def served_model_names(config: Config) -> tuple[str, ...]:
-    """Return the model names that the API accepts; the first one is reported."""
+    """Return the model names that the API accepts; the first one is reported.
+
+    By default this is what was asked for, and of a GGUF file the name without its folder, its number and ".gguf".
+    """
     if config.model.served_model_name:
         return config.model.served_model_name
     if not config.model.model:
         return ("penstock-demo",)
+    if config.model.model.lower().endswith(".gguf") or Path(config.model.model).is_file():
+        return (re.sub(r"-\d{5}-of-\d{5}$", "", Path(config.model.model).stem) or "model",)
     return (config.model.model.rstrip("/"),) if config.model.model.strip("/") else ("model",)

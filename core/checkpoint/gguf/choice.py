@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from penstock.core.checkpoint.gguf.container import gguf_models
+from penstock.core.checkpoint.gguf.container import MAGIC, gguf_models
 from penstock.core.config.options import ConfigError
 
 _SUFFIX = ".gguf"
@@ -19,7 +19,7 @@ def gguf_file(path: Path) -> Path | None:
     Raises:
         ConfigError: the folder holds several GGUF models and no other format.
     """
-    if path.suffix.lower() == _SUFFIX and path.is_file():
+    if path.is_file() and (path.suffix.lower() == _SUFFIX or _begins_as_gguf(path)):
         return path
     if not path.is_dir() or any(found for kind in _OTHER_WEIGHTS for found in path.glob(kind)):
         return None
@@ -29,6 +29,15 @@ def gguf_file(path: Path) -> Path | None:
             f"{str(path)!r} holds {len(files)} GGUF files: name one of them, such as {str(path / files[0])!r}"
         )
     return path / files[0] if files else None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Whether it is one by its first bytes, whatever its name: Ollama keeps its downloads as sha256-..."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def has_only_gguf(names: Collection[str]) -> bool:

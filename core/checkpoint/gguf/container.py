@@ -20,7 +20,7 @@ from penstock.core.checkpoint.files.source import Incomplete, LoadError, StoredT
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES, BY_NUMBER, FLOATS, UNREAD
 from penstock.core.checkpoint.parsing.json_fields import shown
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _USUAL_ALIGNMENT = 32
 _MAX_DIMS = 4
@@ -215,7 +215,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def _check_beginning(path: Path, data: memoryview) -> None:
-    if bytes(data[:4]) != _MAGIC:
+    if bytes(data[:4]) != MAGIC:
         is_pointer = bytes(data[:7]) == b"version"
         what = "a Git LFS pointer: `git lfs pull` fetches it" if is_pointer else "not what its name says"
         raise LoadError(f"{str(path)!r} is no GGUF file (it does not begin with GGUF): it is {what}")

@@ -24,8 +24,8 @@ class FrontendOptions(Options, frozen=True):
     admin_port: Annotated[
         int,
         Meta(
-            description="Port of a second listener for /metrics, /debug/* and /reset_prefix_cache, which --port "
-            "then no longer answers. 0: no second listener.",
+            description="Port of a second listener for /metrics, /engines, /debug/* and /reset_prefix_cache, which "
+            "--port then no longer answers. 0: no second listener.",
             ge=0,
             le=65535,
         ),
@@ -105,7 +105,7 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; "
-            "each request is told to it as a trace. Needs the packages of penstock[otel]. Empty: no traces."
+            "each request is told to it as a trace. Needs the packages of penstock-llm[otel]. Empty: no traces."
         ),
     ] = ""
     access_log: Annotated[

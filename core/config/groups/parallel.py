@@ -45,7 +45,7 @@ class ParallelOptions(Options, frozen=True):
         Meta(
             description="Where workers are started: 'local' is this machine; 'ray' is a Ray cluster (RAY_ADDRESS, or "
             "the one that this machine is a node of), with --num-threads processors and a GPU for each worker. Needs "
-            "`pip install penstock[ray]`."
+            "`pip install 'penstock-llm[ray]'`."
         ),
     ] = "local"
     check_ranks: Annotated[

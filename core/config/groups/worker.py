@@ -105,8 +105,8 @@ class WorkerOptions(Options, frozen=True):
         CpuKernels,
         Meta(
             description="Kernels on a CPU: 'native' are in C++, and are compiled first if necessary (this takes "
-            "seconds and a C++ compiler); 'torch' are PyTorch's own. 'auto' takes the native ones if "
-            "they are compiled already, and leaves long steps with much attention to torch, in bfloat16 on AMX."
+            "seconds and a C++ compiler); 'torch' are PyTorch's own. 'auto' takes the native ones where "
+            "they can be had, and leaves long steps with much attention to torch, in bfloat16 on AMX."
         ),
     ] = "auto"
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False

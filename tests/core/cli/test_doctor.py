@@ -129,9 +129,10 @@ def test_a_gpu(neighbour: type[Neighbour], capsys: pytest.CaptureFixture[str]) -
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["msgspec>=999", "no-such-thing>=1", "torch>=2", "ray>=1; extra == 'ray'"]
     monkeypatch.setattr(metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
     found = [finding for finding in checks.packages() if finding.level == "broken"]
     assert [finding.text.split()[0] for finding in found] == ["msgspec", "no-such-thing"]
-    assert all("pip install" in finding.advice for finding in found)
+    assert all("pip install --upgrade penstock-llm" in finding.advice for finding in found)
 
 
 def test_what_is_broken_ends_with_1(neighbour: type[Neighbour], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from penstock.core.checkpoint.files.source import eos_token_ids, fingerprint
 from penstock.core.checkpoint.finding.registry import open_model, served_model_names
+from penstock.core.checkpoint.gguf.choice import gguf_file
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
 from penstock.core.config.flags import add_flags, config_from, flags
+from penstock.core.config.listening import has_files
 from penstock.ipc.curve import make_key_file
 
 
@@ -114,3 +116,31 @@ def test_checkpoint_facts(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         eos_token_ids(open_model(config))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/Some Model-Q4_K_M.gguf", "Some Model-Q4_K_M"),
+        ("model.GGUF", "model"),
+        ("/a/llama-8b-Q8_0-00001-of-00003.gguf", "llama-8b-Q8_0"),
+    ],
+)
+def test_a_gguf_file_is_served_under_its_name_without_its_folder(path: str, name: str) -> None:
+    assert served_model_names(parse("--model", path)) == (name,)
+    assert served_model_names(parse("--model", path, "--served-model-name", "mine")) == ("mine",)
+
+
+def test_a_file_is_gguf_by_what_it_holds_and_not_by_its_name(tmp_path: Path) -> None:
+    """Ollama's downloads have no suffix."""
+    blob, other = tmp_path / "sha256-1234", tmp_path / "notes"
+    blob.write_bytes(b"GGUF\3\0\0\0")
+    other.write_bytes(b"GGU")
+    assert (gguf_file(blob), gguf_file(other)) == (blob, None)
+    assert served_model_names(parse("--model", str(blob))) == ("sha256-1234",)
+
+
+def test_the_access_log_alone_is_worth_a_reload() -> None:
+    """SIGHUP opens it anew: the supervisor must pass the signal on."""
+    assert has_files(parse("--access-log", "requests.log").frontend)
+    assert not has_files(parse().frontend)

@@ -211,7 +211,7 @@ def test_other_endpoints_are_refused(endpoint: str) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.core.config.observing.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'penstock-llm\[otel\]'"):
         validate(Config(frontend=FrontendOptions(otlp_traces_endpoint="http://127.0.0.1:4318")))
 
 

@@ -251,7 +251,7 @@ def test_without_pillow_the_answer_says_what_to_install(
     with live_server(MODELS["qwen2-vl"].write(tmp_path / "model"), sockets, takes_images=True) as live:
         refused = chat(live, PART)
         assert refused.status == 400, refused.text
-        assert "images need the Python package PIL: pip install 'penstock[images]'" in refused.text
+        assert "images need the Python package PIL: pip install 'penstock-llm[images]'" in refused.text
         assert chat(live, {"type": "text", "text": "Hello"}).status == 200
 
 

@@ -119,6 +119,35 @@ def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytes
     assert build.built_library() is None
 
 
+def test_an_installation_has_the_best_library_that_the_compiler_can_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a family, since it may be copied to another machine; an old compiler knows only older ones."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    has = " ".join(set[str]().union(*build._FAMILIES["x86_64"].values()))
+    monkeypatch.setattr(build, "_processor", lambda: f"flags : {has}")
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *amx*) exit 1;; esac\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    made = build.build_fitting(tmp_path)
+    assert made.name.startswith("kernels-x86-64-v4-bf16-")
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    assert build.built_library() == made
+    monkeypatch.setattr(build, "_processor", lambda: "flags : sse2")
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.BuildError, match="no known family"):
+        build.build_fitting(tmp_path)
+
+
+def test_every_family_has_a_name_for_the_cross_compiler() -> None:
+    assert set(build._ZIG_PROCESSORS) == {family for families in build._FAMILIES.values() for family in families}
+
+
 def test_families_of_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_FOLDER", tmp_path)
