@@ -29,8 +29,8 @@ _NUM_ROWS = (8, 64)
 """Attention splits the contexts of a few rows more finely than those of many."""
 
 _ENOUGH_PRODUCTS = 100_000_000_000
-"""Multiplications in a layer that take a large GPU about as long as the host takes to launch the layer: 0.4 ms beside an
-H100, whose host launched a step of 28 layers in 11 ms."""
+"""Multiplications in a layer that take a large GPU about as long as the host takes to launch the layer: 0.4 ms on a
+machine with an H100, which launched a step of 28 layers in 11 ms."""
 
 
 class GraphSize(NamedTuple):
