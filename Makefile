@@ -112,4 +112,4 @@ format: $(VENV)/.made-dev  ## Format, and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove what the other targets made
-	rm -rf $(VENV) $(AGENTS) tests/agents/javascript/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(AGENTS) tests/agents/javascript/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -22,9 +22,9 @@ fi
 if [ "$backend" = cpu ]; then
     if { "$python" -m uv --version || "$python" -m pip install -q --no-compile uv; } >/dev/null 2>&1 &&
         UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=1 \
-            "$python" -m uv pip install -q --python "$python" --torch-backend cpu "$@" torch 2>/dev/null; then
+            "$python" -m uv pip install -q --python "$python" --torch-backend cpu "$@" torch; then
         exit 0
     fi
-    echo "torch: PyTorch's index for CPUs cannot be reached; taking the build of the usual package index"
+    echo "torch: the build for CPUs could not be installed (see above); taking the usual package index's"
 fi
 exec "$python" -m pip install -q --no-compile "$@" torch

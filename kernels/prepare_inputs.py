@@ -25,7 +25,7 @@ def prepare_inputs(
     Args:
         rows: int32[N], row of each batch row.
         start: int32[N], first position that it computes.
-        num_new: int32[N], how many it computes, >= 1.
+        num_new: int32[N], how many it computes; 0 for padding at the end.
         num_tokens: T = sum(num_new), known on the host.
         token_ids: int32[R, L], known and sampled ids by position.
         page_table: int32[R, max_pages].

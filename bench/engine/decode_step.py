@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from bench.shapes_folder import described, shape_folder
 from penstock.core.checkpoint.description.model_config import ModelConfig
 
 _NUM_STEPS = 100
+_PLAIN: Mapping[str, float] = {}
+_WEIGHT_BITS = {"int8": 8, "int8_weight_only": 8, "fp8": 8, "int4": 5}  # int4: with scales, and a head in 8 bits
+_KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "int4": 0.6}
 _CONTEXT = {1: 128, 256: 1024}
 """Prompt length by batch: one row shows the weights' floor, many rows show the KV's."""
 
@@ -46,17 +49,25 @@ def whole_steps(run: Run, batch: int) -> range:
     return range(found[0], found[-1] + 1)
 
 
-def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2, weight_bits: float = 16) -> float:
+def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: float = 2, weight_bits: float = 16) -> float:
     """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values.
 
-    `itemsize` is of keys and values, and of weights unless these have other bits.
+    `itemsize` is of keys and values, and of weights unless these have other bits. Of a mixture, only those experts
+    count that a single token uses.
     """
     kv = sum(s.num_heads * (s.key_dim + s.value_dim) for s in model.kv) * context * batch
     return itemsize * kv + weight_bits / 8 * model.num_step_weights
 
 
-def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, num_steps: int) -> dict[str, float]:
-    """The figures of one batch size."""
+def measure(
+    engine: LocalEngine,
+    model: ModelConfig,
+    batch: int,
+    context: int,
+    num_steps: int,
+    sizes: Mapping[str, float] = _PLAIN,
+) -> dict[str, float]:
+    """The figures of one batch size; `sizes` as in `bytes_read`."""
     prompts, lens = fixed(context, batch)[0], [num_steps] * batch
     prompts = [[token % model.vocab_size for token in prompt] for prompt in prompts]
     engine.run(prompts, sampling_of([4] * batch))
@@ -73,7 +84,7 @@ def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, n
         "exposed_ms": max(0.0, step - queued) * 1e3,
         "launch_ms": launching * 1e3,
         "idle_us": statistics.median(run.steps[i].idle_us for i in timed[1:]),
-        "bytes_read": bytes_read(model, batch, context + num_steps / 2),
+        "bytes_read": bytes_read(model, batch, context + num_steps / 2, **sizes),
     }
 
 
@@ -110,10 +121,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "page_size": args.page_size,
     }
     engine, model = decode_engine(shape, max(batches), args.dry, **options)
+    of_bits = {
+        "itemsize": _KV_BYTES.get(args.kv_cache_dtype, 2),
+        "weight_bits": _WEIGHT_BITS.get(args.quantization, 16),
+    }
     rows = []
     for batch in batches:
         context = 8 if args.dry else _CONTEXT.get(batch, 1024)
-        rows.append(measure(engine, model, batch, context, 6 if args.dry else _NUM_STEPS))
+        rows.append(measure(engine, model, batch, context, 6 if args.dry else _NUM_STEPS, of_bits))
         shown = ", ".join(
             f"{name} {rows[-1][name]:.3f}" for name in ("step_ms", "queued_ms", "exposed_ms", "launch_ms")
         )

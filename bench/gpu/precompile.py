@@ -2,7 +2,7 @@
 
     python -m bench.gpu.precompile --shape qwen3-8b
 
-A model of one layer needs the same kernels as the whole one. `bench/gpu.sh` runs this for all shapes at once, beside
+A model of one layer needs the same kernels as the whole one. `bench/gpu.sh` runs this for some shapes, beside
 the tests.
 """
 

@@ -2,7 +2,7 @@
 
     python -m bench.gpu.table DIR
 
-Shares are of the copy bandwidth and the bf16 matrix rate that the same run measured on the same card. A row without a
+Shares are of the memory and bf16 matrix rates that the same run measured on the same card. A row without a
 measurement says so; nothing is filled in.
 """
 

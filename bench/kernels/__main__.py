@@ -3,7 +3,8 @@
     python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,experts,sampling,quantized,quantized_kv]
     python -m bench.kernels --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
 
-Needs nothing from the network. Shares are of the copy bandwidth and the bf16 matrix rate measured in the same run.
+Needs nothing from the network. Shares are of the memory rate (the better of a copy and a read) and the bf16 matrix
+rate that the same run measured.
 """
 
 import argparse

@@ -45,7 +45,7 @@ def measure_limits() -> dict[str, float]:
     """This card's memory rate (bytes per second, the better of a copy and of a read) and bf16 matrix rate (FLOP/s).
 
     Reads and writes that take turns reach less than reads alone on some cards: an H100 copied 2.4 TB/s (both counted)
-    and read 3.0.
+    and read 3.1.
     """
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)

@@ -120,6 +120,8 @@ class ImageGate:
         self._num_us += message.num_us
         if message.error:
             self._drop(live)  # other ranks may have it
+            for user in live.users:  # they end: their other images are not asked for
+                self._asking.pop(user, None)
             self.advance()
             return list(live.users)
         live.is_ready = True

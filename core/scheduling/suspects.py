@@ -133,10 +133,10 @@ def suspect_ids(
     """The ids of those requests that may have killed a worker, by themselves, by their grammars or by their images."""
     found = {request.request_id for request in suspects.requests}
     for request in requests:
-        is_suspected = grammars.trials.is_suspected(request.sampling.grammar)
-        if images is not None and not is_suspected:
-            is_suspected = images.trials.suspect_among(image.key for image in request.images) is not None
-        if is_suspected:
+        keys = (image.key for image in request.images)
+        if grammars.trials.is_suspected(request.sampling.grammar) or (
+            images is not None and images.trials.suspect_among(keys) is not None
+        ):
             found.add(request.request_id)
     return tuple(found)
 

@@ -109,10 +109,8 @@ class _Model:
         self._observing = observing(config.frontend)
         observers = tuple(each.note for each in self._observing)
         self._service = service = Service(config, model, book, self._metrics, observers=observers)
-        self._tasks = [
-            asyncio.create_task(work)
-            for work in (fleet.follow(book), service.prompts.warm(), service.generations.keep_alive())
-        ]
+        await service.learn()
+        self._tasks = [asyncio.create_task(work) for work in (fleet.follow(book), service.generations.keep_alive())]
         return service
 
     def check(self) -> None:

@@ -148,7 +148,10 @@ async def stop_profile(service: Service, record: RequestRecord, body: bytes) -> 
 
 def _profile(service: Service, num_steps: int) -> Reply:
     if not service.config.worker.profile:
-        raise InvalidRequest("the server has no folder for traces; start it with --profile FOLDER")
+        raise InvalidRequest(
+            "this frontend knows of no folder for traces: start the server with --profile FOLDER, or set "
+            "PENSTOCK_PROFILE for frontends and workers"
+        )
     service.engine.profile_steps(num_steps)
     return Reply(b'{"status":"ok"}')
 

@@ -67,6 +67,7 @@ MAX_ENCODE_SECONDS = 10.0
 SHORT_TEXT = 64 << 10
 """The longest text that is tokenized in a thread, in characters."""
 
+_NUM_LOOKS = 3
 _MAX_PROCESSES = 2
 _MAX_QUEUED = 8192  # the largest possible number of connections
 _MAX_ANSWER_BYTES = 256 << 20
@@ -400,9 +401,13 @@ class Service:
 
     async def learn(self) -> None:
         """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests."""
-        facts = await self.prompts.look() if self.model.template is not None else None
-        if facts is not None:
-            self.model = self.model.with_facts(facts, self.config.frontend)
+        if self.model.template is None:
+            await self.prompts.warm()
+            return
+        for _ in range(_NUM_LOOKS):  # a machine that starts a server may be too busy for the first one
+            if (facts := await self.prompts.look()) is not None:
+                self.model = self.model.with_facts(facts, self.config.frontend)
+                return
 
     def rules(self) -> Rules:
         """This server's limits, and the facts about the model that the engine has reported so far."""

@@ -156,6 +156,8 @@ def _decoded(text: str) -> str:
     charset, *rest = text.split("'", 2)
     if len(rest) != 2:
         return text
+    if charset.lower() not in ("", "utf-8", "iso-8859-1"):  # Python keeps every other name that it is asked for
+        return rest[1]
     try:
         return unquote_to_bytes(rest[1]).decode(charset or "utf-8")
     except (LookupError, ValueError):

@@ -247,8 +247,11 @@ def _output_rules(reading: _Reading, text: str) -> str:
     for name, (schema, instead) in schemas.items():
         try:
             rule = _schema_rule(reading, schema, _AS_TEMPLATES_WRITE)
-        except GrammarError as error:  # a tool's schema: often written by others, and not always valid
-            reading.left_out.setdefault(f"a schema is not enforced: {error}")
+        except MemoryError:
+            raise
+        except Exception as error:  # a tool's schema: often written by others, and not always valid
+            reason = str(error) if isinstance(error, GrammarError) else "it cannot be read"
+            reading.left_out.setdefault(f"a schema is not enforced: {reason}")
             rule = _schema_rule(reading, instead, _AS_TEMPLATES_WRITE)
         rules.append(f"{name}: {rule}")
     if form is not None:

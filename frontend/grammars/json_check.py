@@ -78,9 +78,12 @@ _AS_WRITTEN = msgspec.json.Decoder(float_hook=_number)
 def _is_multiple(_validator: Any, divisor: Any, value: Any, _schema: Schema) -> Iterator[Any]:
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
-        return
-    if Fraction(value) % Fraction(divisor):
+    for number in (value, divisor):
+        if isinstance(number, bool) or not isinstance(number, int | float | Decimal):
+            return
+        if not isinstance(number, int) and not math.isfinite(number):
+            return
+    if divisor and Fraction(value) % Fraction(divisor):
         yield ValidationError(f"{value!r} is not a multiple of {divisor!r}")
 
 

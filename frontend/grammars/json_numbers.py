@@ -53,9 +53,11 @@ class _Range(NamedTuple):
 
 def exact(value: object) -> Fraction | None:
     """A JSON number as it was written; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return Fraction(str(value))
+    if isinstance(value, int):
+        return Fraction(value)
+    return Fraction(str(value)) if math.isfinite(value) else None
 
 
 def bound_numbers(schema: Schema, note: Note, *, is_combined: bool) -> None:

@@ -112,7 +112,8 @@ def _check_size(root: Any) -> None:
 def types_of(schema: Schema) -> frozenset[str]:
     """The JSON types that a schema names; all of them if it names none."""
     said = schema.get("type", list(TYPES))
-    return TYPES.intersection([said] if isinstance(said, str) else said if isinstance(said, list) else ())
+    names = [said] if isinstance(said, str) else said if isinstance(said, list) else ()
+    return TYPES.intersection(name for name in names if isinstance(name, str))
 
 
 def schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ def settle_values(schema: Schema, note: Note) -> None:
     if "const" in schema and isinstance(schema.get("enum"), list):
         values = [value for value in values if _key(value) in {_key(each) for each in schema["enum"]}]
     values = [value for value in values if fits(value, schema)]
+    kind = schema.get("type")
     for keyword in ("const", "enum", *_JUDGED):
         schema.pop(keyword, None)
     readable = [value for value in values if _is_readable(value)]
@@ -47,6 +48,8 @@ def settle_values(schema: Schema, note: Note) -> None:
     if None not in around:
         others = schema.get("allOf")
         schema["allOf"] = [*(others if isinstance(others, list) else ()), {"anyOf": parts}]
+    elif kind is not None:
+        schema["type"] = kind
 
 
 def list_unique_arrays(root: Schema, schema: Schema) -> None:
@@ -160,7 +163,7 @@ def _is_readable(value: Any) -> bool:
     """Whether all numbers of a value are exact as floats, which is how the library reads them."""
     if isinstance(value, list | dict):
         return all(map(_is_readable, value if isinstance(value, list) else value.values()))
-    return type(value) is not int or abs(value) <= _MAX_EXACT or (int(float(value)) == value and abs(value) < 2**63)
+    return type(value) is not int or abs(value) <= _MAX_EXACT or (abs(value) < 2**63 and int(float(value)) == value)
 
 
 def _around(value: Any) -> Schema | None:

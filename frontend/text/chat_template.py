@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import SandboxedEnvironment
 
 from penstock.core.checkpoint.files.folder import read_text
 from penstock.core.checkpoint.files.source import Checkpoint
@@ -72,11 +73,13 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
         sandbox = environment()
         try:
-            self._template = sandbox.from_string(source)
             finder = VariableFinder(sandbox)
             parsed = sandbox.parse(source)
             finder.visit(parsed)
             self._changes_values = changes_values(parsed)
+            if self._changes_values:
+                sandbox = environment(SandboxedEnvironment)
+            self._template = sandbox.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self.source = source
@@ -114,7 +117,9 @@ class ChatTemplate:
             ContextLengthExceeded: if it writes more than `max_chars`.
         """
         self._check_roles(given.messages)
-        shape = replace(self.shape, ending=None) if given.continue_final_message else self.shape
+        shape = self.shape
+        if given.continue_final_message:
+            shape = replace(shape, ending=None, empty_answer="kept")  # the mark makes a text of an empty one
 
         def write(shape: Shape) -> str:
             chat, tools = shape.apply(given.messages, given.tools, given.example)
@@ -218,20 +223,21 @@ class ChatTemplate:
                 given = {_TEXT_VARIABLE: tojson(functions, indent=4), **given}
             if self._has_date:
                 given = {"datetime": datetime.now().strftime("%Y-%m-%d"), **given}
-            if self._changes_values:
-                chat, given = copy.deepcopy((chat, given))
+            special = self._special_tokens
+            if self._changes_values:  # nothing may stay behind for the next conversation
+                chat, given, variables, special = copy.deepcopy((chat, given, variables, special))
             return _joined(
                 self._template.generate(
                     messages=chat,
                     add_generation_prompt=add_generation_prompt,
                     **given,
-                    **{**self._special_tokens, **variables},
+                    **{**special, **variables},
                 ),
                 max_chars,
             )
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"the chat template refuses these messages: {error}", param="messages") from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise TemplateFailed(
                 f"the chat template fails on these messages: {type(error).__name__}: {error}", param="messages"
             ) from None
@@ -282,7 +288,11 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 def _with_tools(chat: Chat, tools: list[dict[str, Any]]) -> Chat:
     """The chat with the tools in its system message, as JSON text; the message is added if there is none."""
-    first, rest = ({"role": "system", "content": ""}, chat) if chat[0].get("role") != "system" else (chat[0], chat[1:])
+    first, rest = (
+        ({"role": "system", "content": ""}, chat)
+        if not chat or chat[0].get("role") != "system"
+        else (chat[0], chat[1:])
+    )
     return [{**first, "tools": tojson([tool["function"] for tool in tools])}, *rest]
 
 

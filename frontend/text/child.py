@@ -182,6 +182,8 @@ def main(argv: list[str]) -> int:
             answer(["", error.message])
         except MemoryError:
             answer(["", "it takes too much memory"])
+        except Exception as error:  # the process is for all clients: what one has sent must not end it
+            answer(["", f"it fails: {type(error).__name__}: {error}"[:300]])
     return 0
 
 

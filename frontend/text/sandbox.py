@@ -15,7 +15,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.utils import Namespace
 
 _CHANGES = frozenset(
@@ -121,9 +121,9 @@ def changes_values(template: jinja2.nodes.Template) -> bool:
     return any(node.attr in _CHANGES for node in template.find_all(jinja2.nodes.Getattr))
 
 
-def environment() -> SandboxedEnvironment:
-    """A new environment."""
-    made = SandboxedEnvironment(
+def environment(kind: type[SandboxedEnvironment] = ImmutableSandboxedEnvironment) -> SandboxedEnvironment:
+    """A new environment; in one of `SandboxedEnvironment`, templates may change lists and dictionaries."""
+    made = kind(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],

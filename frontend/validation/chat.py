@@ -35,6 +35,8 @@ _FIELD = "chat_template_kwargs"
 _THINKING = ("enable_thinking", "thinking")
 """Variables that switch reasoning on and off in templates without an effort."""
 
+_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+"""Fields of a message that are strings, if they are there."""
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 )
@@ -190,6 +192,11 @@ def _message(
         content = ""
     if role == "assistant" and isinstance(content, list):
         raise InvalidParameter(f"{field}: what the model has said holds no images", param=f"{field}.content")
+    for name in _TEXT_FIELDS:
+        if not isinstance(message.get(name), str | None):
+            raise InvalidParameter(f"{field}.{name} must be a string", param=f"{field}.{name}")
+    if role != "assistant" and message.get("tool_calls"):
+        raise InvalidParameter(f"{field}.tool_calls: only the assistant calls tools", param=f"{field}.tool_calls")
     known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}
     return known | {"role": role, "content": content}
 

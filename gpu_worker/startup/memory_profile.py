@@ -11,6 +11,7 @@ import torch
 from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.core.config import Config
+from penstock.core.config.speculative import speculative_config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.target import Computed
 from penstock.gpu_worker.models.latent_attention import scratch_numbers
@@ -100,7 +101,7 @@ def _run_largest_batches(
 def _run_largest_batch(
     config: Config, computed: Computed, dtype: torch.dtype, device: Device, num_tokens: int, draws: bool
 ) -> None:
-    """Run as many rows as a step may have, all on one page; `draws`: and draw a token for each."""
+    """Run as many rows as a step may have, all on one page; `draws`: and draw tokens for them and for their drafts."""
     model, groups, kv = computed
     page_size = config.scheduler.page_size
     num_rows = min(config.scheduler.max_num_seqs, num_tokens)
@@ -114,9 +115,12 @@ def _run_largest_batch(
     hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
     if not draws or (isinstance(model.config, Decoder) and not model.config.has_head):
         return
-    logits = model.logits(hidden[:num_rows])
+    speculative = speculative_config(config.worker.speculative_config)
+    most_drafts = 0 if speculative is None else speculative.num_speculative_tokens
+    num_draws = min(num_rows * (1 + most_drafts), num_tokens)
+    logits = model.logits(hidden[:num_draws])
     kept = logits.clone()  # log-probabilities are those of logits before they are edited
-    rows, sampling = torch.arange(num_rows, device=logits.device), state.sampling
+    rows, sampling = torch.arange(num_draws, device=logits.device) % num_rows, state.sampling
     for its in (sampling.temperature, sampling.top_p, sampling.repetition_penalty):
         its.fill_(0.5)
     sample(logits, rows, torch.ones_like(rows), sampling, SamplingNeeds(*[True] * len(SamplingNeeds._fields)))

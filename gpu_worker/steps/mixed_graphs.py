@@ -30,7 +30,7 @@ _NUM_ROWS = (8, 64)
 
 _ENOUGH_PRODUCTS = 100_000_000_000
 """Multiplications in a layer that take a large GPU about as long as the host takes to launch the layer: 0.4 ms on a
-machine with an H100, which launched a step of 28 layers in 11 ms."""
+machine with an H100, which launched steps of 28 layers in 11 ms on average."""
 
 
 class GraphSize(NamedTuple):

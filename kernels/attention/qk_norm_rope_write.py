@@ -19,9 +19,6 @@ class QKNorms(NamedTuple):
     v: NormWeights | None = None  # of each head, without weights
 
 
-NO_NORMS = QKNorms()
-
-
 def qk_norm_rope_write(
     qkv: Tensor,
     positions: Tensor | None,

@@ -144,7 +144,8 @@ def test_every_part_can_be_run() -> None:
     for part in (part for stage in gpu_run.STAGES for part in stage):
         if not part.command[0].startswith("/"):
             assert importlib.util.find_spec(part.command[0]), part.name
-        for word in part.command:
+        for word in (gpu_run.filled(word, Path("results")) for word in part.command):
+            assert "{out}" not in word
             if word.startswith("tests/"):
                 path, _, test = word.partition("::")
                 assert (ROOT / path).exists(), word

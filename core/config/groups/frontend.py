@@ -24,8 +24,8 @@ class FrontendOptions(Options, frozen=True):
     admin_port: Annotated[
         int,
         Meta(
-            description="Port of a second listener for /metrics, /engines, /debug/* and /reset_prefix_cache, which "
-            "--port then no longer answers. 0: no second listener.",
+            description="Port of a second listener for /metrics, /engines, /debug/*, /reset_prefix_cache, "
+            "/start_profile and /stop_profile, which --port then no longer answers. 0: no second listener.",
             ge=0,
             le=65535,
         ),

@@ -34,7 +34,7 @@ class ExpertsBlock(NamedTuple):
         """[T, H] -> [T, H]; this rank's summand, if there are several. The router's input is `judged`, or else `x`."""
         ids, weights = self.choose(x if judged is None else judged)
         if self.held is not None:
-            # Captured graphs compute decodes, and pad their batch with rows at position 0.
+            # Of these models only decodes are captured (`can_mix`): their padding is at position 0.
             are_real = inputs.positions > 0 if inputs.host_lens is None else None
             ids = self.held.counted(ids, turns_of(inputs), are_real)
         out = self.mix(x, ids, weights, inputs)

@@ -395,12 +395,12 @@ def choose_tiles(x: Tensor | RoundedInputs, weight: DeviceWeight, size: int, dty
         is_large = device_facts(weight.device).is_large
         block_n, block_k, num_warps, num_stages = {
             16: (64, 128, 4, 4),
-            64: (128 if is_large else 64, 64, 4, 3),  # GPTQ on an H100: 71 us, with (64, 128) 98
+            64: (128 if is_large else 64, 64, 4, 3),  # GPTQ on an H100: 71 us, with (64, 128) 97; others not swept
             128: (128, 64 if is_large else 32, 8, 3),
         }[size]
         if halves in ("exact", "bytes", "table") and not weight.has_output_scales and weight.group < block_k:
             # As many numbers for each thread, so that what a step costs beside them matters less.
-            block_n, block_k = (64 if size == 64 else 128), weight.group
+            block_n, block_k = 128, weight.group
         return Tiles(block_n, block_k, num_warps, num_stages)
     if of_codes:
         block_k = 128

@@ -50,15 +50,6 @@ def bias_kernel(
 
 
 @triton.jit
-def penalised(row, repetition_ptr, presence_ptr, frequency_ptr):
-    """(any, repetition, presence, frequency) of a row."""
-    repetition = tl.load(repetition_ptr + row)
-    presence = tl.load(presence_ptr + row)
-    frequency = tl.load(frequency_ptr + row)
-    return (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0), repetition, presence, frequency
-
-
-@triton.jit
 def penalty_kernel(
     logits_ptr,
     counts_ptr,
