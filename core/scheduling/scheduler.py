@@ -553,9 +553,7 @@ class Scheduler:
         """A request has ended or is paused: it waits for nothing."""
         if request.sampling.grammar:
             self.grammars.leave(request)
-        if request.images and self.images is not None:
-            self.images.leave(request)
-        for each in (self.disk, self.handovers):
+        for each in (self.images, self.disk, self.handovers):
             if each is not None:
                 each.leave(request)
 

@@ -99,8 +99,8 @@ async def test_a_hangup_changes_nothing_and_no_orphan_drains(checkpoint: Checkpo
     for child in (*server.children().values(), psutil.Process(process.pid)):
         if "text" not in child.name():
             child.send_signal(signal.SIGHUP)
-    await server.logged("nothing to reload: no key file, no certificate", process="penstock-supervisor")
-    await server.logged("nothing to reload: no key file, no certificate", process="penstock-frontend-0")
+    await server.logged("nothing to reload: no key file, no certificate, no access log", process="penstock-supervisor")
+    await server.logged("nothing to reload: no key file, no certificate, no access log", process="penstock-frontend-0")
     children = list(server.children().values())
     assert len(children) >= 3  # and the process that renders templates, perhaps not yet
     async with aiohttp.ClientSession() as http:

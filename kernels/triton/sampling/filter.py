@@ -315,7 +315,7 @@ def find_kept(logits: Tensor, rows: Tensor, state: SamplingState, needs: Samplin
     reached, candidates = scratch(num_samples, num_blocks, 3), scratch(num_samples, MOST_CANDIDATES)
     weigh_kernel[(min(num_blocks, max(4, ceil_div(1024, num_samples))), num_samples)](
         logits, rows, state.temperature, measure, between, reached, num_candidates, candidates, vocab, num_blocks,
-        MOST_CANDIDATES, logits.stride(0), BLOCK=block, num_warps=4,
+        MOST_CANDIDATES, logits.stride(0), BLOCK=block, num_warps=8,
     )  # fmt: skip
     settle_kernel[(num_samples,)](
         logits, rows, state.temperature, state.top_k, state.top_p, measure, between, reached, num_candidates,

@@ -159,7 +159,7 @@ def groups_near_top(maxima_ptr, few_ptr, num_groups, top, lowest, FEW: tl.conste
         groups = first + tl.arange(0, PART)
         is_near = tl.load(maxima_ptr + groups, mask=groups < num_groups, other=float("-inf")) >= bar
         at = num + tl.cumsum(tl.where(is_near, 1, 0), 0) - 1
-        tl.store(few_ptr + at, groups, mask=is_near & (at < FEW))  # more of them may be infinite
+        tl.store(few_ptr + tl.minimum(at, FEW - 1), groups, mask=is_near)  # more of them may be infinite
         num += tl.sum(tl.where(is_near, 1, 0), 0)
     tl.debug_barrier()
     few = tl.arange(0, FEW)

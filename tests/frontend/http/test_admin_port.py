@@ -54,7 +54,14 @@ def test_each_answers_its_own(live: LiveServer) -> None:
 
 def test_every_route_is_somewhere(live: LiveServer, checkpoint: Path, tmp_path: Path) -> None:
     of_engines = {"/engines", *(f"/engines/{{id}}/{what}" for what in ("drain", "undrain", "restart", "role"))}
-    of_debugging = {"/metrics", "/debug/requests", "/debug/expert_load", "/reset_prefix_cache"}
+    of_debugging = {
+        "/metrics",
+        "/debug/requests",
+        "/debug/expert_load",
+        "/reset_prefix_cache",
+        "/start_profile",
+        "/stop_profile",
+    }
     of_debugging |= {
         f"/debug/{what}" for what in ("steps", "kv", "prefix_tree", "requests/{id}", "recordings", "simulate")
     }
