@@ -49,6 +49,7 @@ def _texts(kind: str) -> dict[str, Any]:
         (_texts("duration"), ['"P1DT2H"', '"P3W"'], ['"P1234567890D"', '"P"']),
         (_texts("uri"), ['"https://example.org/a?b=c#d"', '"mailto:a@b"'], ['"x:/' + "a" * 300 + '"']),
         (_texts("date") | {"pattern": "^2"}, ['"2024-02-29"'], ['"1999-01-01"', '"2"']),
+        ({"type": "integer", "const": 10**30}, ["12"], ['"a"', "{}"]),  # the value cannot be read, its type can
         (LISTED, ['{"a": 1}', "{}"], ['{"b": 1}']),
         (LISTED | {"additionalProperties": True}, ['{"a": 1, "b": 1}'], []),
         (LISTED | {"required": ["b"]}, ['{"a": 1, "b": [1]}'], ['{"b": 1, "c": 1}']),
@@ -138,3 +139,15 @@ def test_a_property_that_a_pattern_names_again_leads_nowhere_else(judge: Judge) 
 )
 def test_the_check_at_the_end_is_exact(schema: Any, text: str, wrong: bool) -> None:
     assert bool(mismatch(json.dumps(schema), text)) is wrong
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        ({"multipleOf": 7}, "1" + "0" * 500, False),
+        ({"multipleOf": 10}, "1" + "0" * 500, True),
+        ({"multipleOf": 2}, "1e399", True),
+    ],
+)
+def test_the_check_of_long_numbers_ends(schema: dict[str, Any], text: str, fits: bool) -> None:
+    assert (mismatch(json.dumps(schema), text) == "") is fits

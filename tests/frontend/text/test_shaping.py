@@ -295,3 +295,54 @@ def test_a_role_that_cannot_be_shown_is_refused(tmp_path: Path, sockets: Path) -
     with live_server(write_checkpoint(tmp_path, chat_template=DEVELOPERS), sockets) as live:
         error = error_of(chat(live, messages=[says("user", "A"), says("critic", "B")]), 400)
         assert error["message"] == "messages[1]: the chat template does not show messages of role 'critic'"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x", "tool_call_id": [1]}, "messages[1].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": 7}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "content": "x", "reasoning_content": ["y"]}, "messages[1].reasoning_content"),
+        ({"role": "user", "content": "x", "tool_calls": [call("f")]}, "messages[1].tool_calls"),
+    ],
+)
+def test_fields_of_another_type_are_refused(strict: LiveServer, message: dict[str, Any], param: str) -> None:
+    assert error_of(chat(strict, messages=[says("user", "A"), message]), 400)["param"] == param
+    assert chat(strict, messages=[says("user", "A")]).status == 200
+
+
+def test_an_empty_answer_is_continued_where_empty_ones_are_left_out() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not m.content %}{{ raise_exception('empty') }}"
+        "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    assert template.shape.empty_answer == "left out"
+    begun = [says("user", "q"), says("assistant", "")]
+    assert template.render(begun, continue_final_message=True, add_generation_prompt=False) == "<user>q<assistant>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ kept.append(messages[0].content) }}{{ kept | join(',') }}",
+        "{{ kept['append'](messages[0].content) }}{{ kept | join(',') }}",
+        "{{ (kept | attr('append'))(messages[0].content) }}{{ kept | join(',') }}",
+    ],
+)
+def test_nothing_of_one_conversation_is_in_the_next(source: str) -> None:
+    template = ChatTemplate(source, {"kept": ["k"]})
+    for text in ("Juniper", "Lovage"):
+        try:
+            shown = template.render([says("user", text)])
+        except TemplateFailed:  # only templates that name a method that changes something may call it
+            continue
+        assert "Juniper" not in shown or text == "Juniper"
+
+
+def test_templates_that_fail_on_a_probe_fail_on_it_alone() -> None:
+    source = "{% if messages|length > 2 %}{{ 1 // 0 }}{% endif %}{{ messages[-1].content }}"
+    template = ChatTemplate(source, {})
+    assert template.render([says("user", "A")]) == "A"
+    with pytest.raises(TemplateFailed, match="ZeroDivisionError"):
+        template.render([says("user", "A"), says("assistant", "B"), says("user", "C"), says("assistant", "D")])

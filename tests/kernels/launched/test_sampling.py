@@ -388,6 +388,18 @@ def test_top_logprobs(device: str, vocab: int, num_top: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: infinity less infinity
+@pytest.mark.parametrize("num_top", [1, 20])
+def test_top_logprobs_of_a_broken_row_leave_its_neighbour_alone(device: str, num_top: int) -> None:
+    """A head that overflows has infinity in more places than are looked for."""
+    logits = torch.randn(2, LONG, device=device)
+    logits[0, ::40] = math.inf
+    chosen = torch.tensor([7, LONG - 1], device=device)
+    expected = top_logprobs_reference(logits[1:], chosen[1:], num_top)
+    for got, wanted in zip(top_logprobs_triton(logits, chosen, num_top), expected, strict=True):
+        torch.testing.assert_close(got[1:], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: infinity less infinity
 @pytest.mark.parametrize("name", SPREAD)
 def test_top_logprobs_however_the_logits_are_spread(device: str, name: str) -> None:
     """The order of equal logits included, and of those that are minus infinity."""
