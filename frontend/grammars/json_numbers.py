@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from penstock.frontend.grammars.json_schema import Note, Schema, types_of
+from penstock.frontend.json_types import type_of
 
 MAX_INTEGER = 9_223_372_036_854_774_784
 """The largest float below 2**63: of 19 digits."""
@@ -108,24 +109,6 @@ def fits(value: object, schema: Schema) -> bool:
         return False
     step = exact(schema.get("multipleOf"))
     return not step or not number % step
-
-
-def type_of(value: object) -> str:
-    """The JSON type of a value; whole numbers are integers, however they are written."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "integer" if value.is_integer() else "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-    return "array"
 
 
 def states_of(divisor: Fraction) -> float:

@@ -14,10 +14,10 @@ from penstock.frontend.grammars.json_numbers import (
     allow_only,
     exact,
     fits,
-    type_of,
 )
 from penstock.frontend.grammars.json_parts import SAYS_NOTHING, has_combined, resolved
 from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of, types_of
+from penstock.frontend.json_types import type_of
 
 MAX_ARRAYS = 400
 """Arrays of different values are listed if there are at most so many: all those of five values, in each order."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.frontend.json_types import type_of
 from penstock.frontend.parsing.calls.block import Block, Kinds, Reading
 from penstock.frontend.parsing.calls.rules import Rules, quoted
 
@@ -84,33 +85,16 @@ def as_json(text: str, kinds: frozenset[str]) -> str:
 def _decoded(text: str) -> tuple[str, str]:
     """JSON text and its kind; Python literals are understood too. Two empty texts if it is neither."""
     try:
-        return text, _kind(msgspec.json.decode(text))
+        return text, type_of(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     if text[:1] in ("[", "{", "(") or text in ("True", "False", "None"):
         try:
             value = ast.literal_eval(text)
-            return json_text(value), _kind(value)
+            return json_text(value), type_of(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, UnicodeError):
             pass
     return "", ""
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "integer" if value.is_integer() else "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-    return "array"
 
 
 def property_schema(schema: Any, key: str) -> Any:
@@ -163,9 +147,9 @@ def _kinds_said(schema: dict[str, Any], root: Any, depth: int, known: Kinds) -> 
     if isinstance(said, str | list):
         return {kind for kind in ([said] if isinstance(said, str) else said) if kind in _KINDS}
     if isinstance(schema.get("enum"), list):
-        return {_kind(value) for value in schema["enum"]}
+        return {type_of(value) for value in schema["enum"]}
     if "const" in schema:
-        return {_kind(schema["const"])}
+        return {type_of(schema["const"])}
     found: set[str] = set()
     if depth < _MAX_DEPTH:
         for name in _PARTS:

@@ -50,8 +50,6 @@ class Bound(NamedTuple):
 
     median: float
     most: float
-    beyond: float = 0.0
-    """The share of tokens that may be further off."""
 
 
 EXACT = Bound(1e-4, 2e-3)
@@ -61,8 +59,6 @@ CODES = Bound(2e-3, 0.1)
 FEW_BITS = Bound(0.1, 1.0)
 """In fp32 where that code has 4 significant bits, and a tensor core adds up with 14 bits."""
 BF16 = Bound(0.06, 1.0)
-ROUTED = Bound(0.06, 1.0, 0.05)
-"""In bf16 where rounding may send a token to another expert, and all later tokens see it."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +84,7 @@ def check(folder: Path, bound: Bound, dtype: str = "float32", **options: Any) ->
     together = np.concatenate(errors)
     assert together.shape == (NUM_NEW * len(PROMPTS),)
     assert np.median(together) <= bound.median
-    assert (together > bound.most).mean() <= bound.beyond
+    assert together.max() <= bound.most
 
 
 @pytest.mark.parametrize("kv", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
@@ -123,7 +119,7 @@ def test_quantized_checkpoints(write: Callable[[], Writer], case: str, bound: Bo
 
 @pytest.mark.parametrize("case", ["qwen3_moe", "deepseek_v2-lite"])
 def test_mixtures_in_bf16(case: str, tmp_path: Path) -> None:
-    check(Reference(tmp_path, CASES[case]).folder, ROUTED, "bfloat16", max_model_len=320)
+    check(Reference(tmp_path, CASES[case]).folder, BF16, "bfloat16", max_model_len=320)
 
 
 def test_gptq_in_bf16(tmp_path: Path) -> None:
