@@ -44,10 +44,22 @@ _BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after addi
 _TITLES = {
     "bamba": ("Bamba", ()),
     "cohere": ("Command R, Command A, Aya", ("Command",)),
-    "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi")),
+    "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi", "GLM-4.7-Flash", "GigaChat")),
     "dense": (
         "Llama, Mistral, Qwen",
-        ("Llama", "Mistral", "Magistral", "Devstral", "Qwen2.5", "Qwen3", "QwQ", "Hermes"),
+        (
+            "Llama",
+            "Mistral",
+            "Magistral",
+            "Devstral",
+            "Qwen2.5",
+            "Qwen3",
+            "QwQ",
+            "Hermes",
+            "Functionary",
+            "FireFunction",
+            "ToolACE",
+        ),
     ),
     "ernie": ("ERNIE 4.5", ("ERNIE",)),
     "exaone": ("EXAONE 4", ("EXAONE",)),
@@ -58,16 +70,16 @@ _TITLES = {
     "gpt2": ("GPT-2", ()),
     "gpt_neox": ("GPT-NeoX, Pythia", ()),
     "gpt_oss": ("gpt-oss", ("gpt-oss",)),
-    "granite": ("Granite 3 and 4", ("Granite 3",)),
+    "granite": ("Granite 3 and 4", ("Granite 3", "Granite 4")),
     "hunyuan": ("Hunyuan", ("Hunyuan",)),
-    "lfm2": ("LFM 2", ()),
+    "lfm2": ("LFM 2", ("LFM2",)),
     "llama4": ("Llama 4", ("Llama 4",)),
     "mamba2": ("Mamba 2", ()),
     "minimax": ("MiniMax M2", ("MiniMax",)),
     "ministral": ("Ministral 3", ("Ministral",)),
     "mixtral": ("Mixtral", ("Mixtral",)),
     "nemotron": ("Nemotron-4, Minitron", ()),
-    "nemotron_h": ("Nemotron-H", ()),
+    "nemotron_h": ("Nemotron-H", ("Nemotron",)),
     "olmo": ("OLMo 2 and 3", ("OLMo",)),
     "opt": ("OPT, Galactica", ()),
     "phi": ("Phi-3, Phi-3.5, Phi-4", ("Phi-4",)),
@@ -80,6 +92,11 @@ _TITLES = {
     "starcoder": ("StarCoder 2", ()),
 }
 """A family's file -> its title, and the words by which chat formats name its models."""
+OF_NO_FAMILY = {
+    "any other", "Apertus", "Apriel 1.5 and 1.6 Thinker", "InternLM 2.5", "InternLM 3", "Jamba 1.5 to 1.7", "MiniCPM 5",
+    "Muse Glimmer", "Solar Open", "Step 3.5",
+}  # fmt: skip
+"""Models that chat formats name, and that run through transformers' code or not at all."""
 _ACTIVATIONS: dict[Activation, str] = {
     "silu": "SiLU",
     "gelu": "GELU",
@@ -263,6 +280,13 @@ def _codes(names: Iterable[str]) -> str:
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def without_a_row() -> set[str]:
+    """The models of chat formats that no family's row takes for its own."""
+    words = [word for _, of_family in _TITLES.values() for word in of_family]
+    named = {name for form in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for name in form.models}
+    return {name for name in named if not _is_among([name], tuple(words))}
 
 
 def _formats(words: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The planner's bounds beside figures that others published, in docs/planning.md.
+"""The devices that `penstock plan` knows, in docs/planning.md.
 
 python -m docs.planning_table            # write them
 python -m docs.planning_table --check    # exit 1 if they are not what would be written
@@ -8,31 +8,24 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from tests.core.planning.published_steps import MEASURED, Beside, beside
+from penstock.core.planning.machines import load_machines
 
 PAGE = Path(__file__).parent / "planning.md"
-_BEGIN = "<!-- Written by docs/planning_table.py: run `make docs` after changing the planner. -->\n"
+_BEGIN = "<!-- Written by docs/planning_table.py: run `make docs` after changing the list of devices. -->\n"
 
 
 def table() -> str:
-    """A row for each configuration and figure."""
-    rows = ["| | figure | published | bound | difference | |", "| --- | --- | ---: | ---: | ---: | --- |"]
-    for measured in MEASURED:
-        name = measured.name
-        for each in beside(measured):
-            mark = "beyond" if each.is_beyond else ""
-            cells = (name, each.what, _number(each.published), _number(each.bound), _difference(each), mark)
-            rows.append("| " + " | ".join(cells) + " |")
-            name = ""
+    """A row for each device."""
+    kinds = ("fp16", "fp8", "int8")
+    rows = [
+        "| `--gpu` | | memory, GB | reads, TB/s | link, GB/s | FP16, TFLOP/s | FP8 | INT8 |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for key, machine in load_machines().items():
+        rates = [f"{machine.flops[kind] / 1e12:,.0f}" if kind in machine.flops else "" for kind in kinds]
+        sizes = (f"{machine.memory / 1e9:.0f}", f"{machine.bandwidth / 1e12:.3g}", f"{machine.link / 1e9:.0f}")
+        rows.append("| " + " | ".join((f"`{key}`", machine.name, *sizes, *rates)) + " |")
     return "\n".join(rows) + "\n"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _difference(each: Beside) -> str:
-    return f"{each.difference:+.0%}"
 
 
 def page() -> str:

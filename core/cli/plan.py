@@ -259,7 +259,11 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="as the option of `penstock serve`: weights quantized at load; a quantized checkpoint needs none",
     )
-    add("--kv", choices=BYTES, help="of keys and values (default: as --weights)")
+    add(
+        "--kv",
+        choices=BYTES,
+        help="format of keys and values (default: fp16, or what a description in --machines says)",
+    )
     add("--input-len", type=positive, default=1024, help="tokens of a prompt (default: %(default)s)")
     add("--output-len", type=positive, default=256, help="tokens of an answer (default: %(default)s)")
     add("--qps", type=positive_float, help="requests per second to serve")

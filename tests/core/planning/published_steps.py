@@ -1,4 +1,4 @@
-"""What others measured of Llama 3 on GPUs of 2024, beside which docs/planning.md shows the planner's bounds.
+"""What others published of Llama 3 on GPUs of 2024, beside which tests put the planner's bounds.
 
 Rounded figures of several systems. Some of them cannot be: a step is no faster than its weights can be read.
 """
