@@ -5,7 +5,7 @@ author = "the Penstock maintainers"
 copyright = "2026, the Penstock maintainers"
 
 extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["_build", "diagrams"]
+exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 
