@@ -1,6 +1,5 @@
 """`penstock doctor`: examines this machine, how fast it serves a model, and what is misconfigured."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,10 @@ from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.finding.located import find_local
 from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
 from penstock.core.cli.checks import Finding, all_checks, memory_bytes
-from penstock.core.cli.figures import number, size
+from penstock.core.cli.figures import number
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.parser import Parser
+from penstock.core.config.sizes import size
 from penstock.core.config.slow_kernels import FACTOR
 from penstock.core.planning.costs import Costs
 from penstock.core.planning.machines import Machine
@@ -31,9 +32,9 @@ _COLOURS = {"fine": "green", "note": "cyan", "slow": "yellow", "broken": "red"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, measure, print; return the exit code (1: something is broken)."""
-    parser = argparse.ArgumentParser(
-        prog="penstock doctor",
-        description="Look at this machine: versions, processor and kernels, memory, limits, GPUs. Measure how fast it "
+    parser = Parser(
+        "penstock doctor",
+        "Look at this machine: versions, processor and kernels, memory, limits, GPUs. Measure how fast it "
         "reads memory, say how many tokens per second to expect of a model, and what is misconfigured.",
     )
     parser.add_argument("model", nargs="?", help="a folder, or ORG/NAME of the local cache (default: the demo model)")

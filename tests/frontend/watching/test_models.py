@@ -160,7 +160,8 @@ def test_one(cache: Path, made: Path, name: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("org/other", "`penstock serve org/other` downloads it"), ("other", "no checkpoint folder")]
+    ("name", "words"),
+    [("org/other", "`penstock pull org/other` downloads it"), ("other", "no folder, file or download 'other'")],
 )
 def test_one_that_is_not_there(cache: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
