@@ -135,7 +135,7 @@ async def _events(url: str, body: dict[str, Any], headers: dict[str, str]) -> As
                         raise ChatError(str(error.get("message", error) if isinstance(error, dict) else error))
                     yield event
     except aiohttp.ClientConnectorError as error:
-        raise ChatError(no_server(url.removesuffix("/v1/chat/completions"), error.strerror or str(error))) from None
+        raise ChatError(no_server(url.removesuffix("/v1/chat/completions"), error)) from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ChatError(f"cannot reach {url}: {error}") from None
     except ValueError:
@@ -161,7 +161,7 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
                 raise ChatError(_error_text(await response.text(), response.status))
             return str((await response.json())["data"][0]["id"])
     except aiohttp.ClientConnectorError as error:
-        raise ChatError(no_server(url, error.strerror or str(error))) from None
+        raise ChatError(no_server(url, error)) from None
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ChatError(f"no model at {url}: {error}") from None
 

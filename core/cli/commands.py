@@ -1,6 +1,8 @@
 """The commands of `penstock`, as its help lists them."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -95,3 +97,9 @@ def _near(name: str) -> Iterator[str]:
     yield from get_close_matches(name, COMMANDS, n=1, cutoff=_NEAR)
     if len(name) > 2:
         yield from (command for command in COMMANDS if command.startswith(name))
+
+
+def complain(sentence: str) -> None:
+    """Tell the user why a command does not do what was asked."""
+    with suppress(OSError):  # for example a full disk
+        print(f"penstock: {sentence}", file=sys.stderr, flush=True)

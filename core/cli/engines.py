@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -22,8 +23,10 @@ def add_server_options(parser: argparse.ArgumentParser, what: str = "of the serv
     parser.add_argument("--api-key", default=client_key(), metavar="KEY", help=CLIENT_KEY_HELP)
 
 
-def no_server(url: str, reason: str) -> str:
+def no_server(url: str, error: OSError) -> str:
     """What to say where nothing listens."""
+    known = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # libraries say more
+    reason = known or str(error)
     return f"no server answers at {url} ({reason}); `penstock serve` starts one, and --url gives another one's address"
 
 
@@ -68,9 +71,8 @@ class Server:
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(error.read(), str(error))) from None
         except urllib.error.URLError as error:
-            reason = error.reason
-            shown = (reason.strerror if isinstance(reason, OSError) else None) or str(reason)
-            raise RefusedError(no_server(self._url, shown)) from None
+            reason = error.reason if isinstance(error.reason, OSError) else error
+            raise RefusedError(no_server(self._url, reason)) from None
         except (OSError, ValueError, HTTPException) as error:
             raise RefusedError(f"{self._url} does not answer: {error}") from None
 

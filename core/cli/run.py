@@ -1,6 +1,5 @@
 """`penstock run`: talk to a model, with a server that runs here already, or one that ends with the talk."""
 
-import argparse
 import ctypes
 import os
 import secrets
@@ -11,8 +10,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
+from rich.markup import escape
 
 from penstock.core.checkpoint.finding.located import find_local, located
 from penstock.core.checkpoint.finding.registry import served_model_names
@@ -41,14 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Talk; return the exit code (2: the model or the options cannot work)."""
     parser = _parser()
     try:
-        namespace = parser.parse_args(without_foreign_flags(sys.argv[1:] if argv is None else list(argv)))
-        prompt, system = namespace.prompt, namespace.system
-        words = [word for word in parser.given(namespace) if not word.startswith("--model=")]
+        namespace, more = parser.parse_known_args(without_foreign_flags(sys.argv[1:] if argv is None else list(argv)))
+        if any(word.startswith("-") for word in more):
+            parser.error(parser.surplus(more))
+        said = namespace.words + more  # argparse takes no words behind an option for the same argument
+        if said and not hasattr(namespace, "model"):
+            namespace.model = said.pop(0)
         config = config_from(namespace, os.environ)
-        if not words and (found := _running(config)) is not None:
-            return _talk(*found, client_key(), system, prompt)
-        with _server(config, words) as (url, key):
-            return _talk(url, served_model_names(config)[0], key, system, prompt)
+        options = [word for word in parser.given(namespace) if not word.startswith("--model=")]
+        talk_to = partial(_talk, system=namespace.system, prompt=" ".join(said))
+        if not options and (found := _running(config)) is not None:
+            return talk_to(*found, client_key())
+        with _server(config, options) as place:
+            return talk_to(*place)
     except ConfigError as error:
         print(f"penstock run: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -63,26 +69,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "penstock run",
-        "Talk to a model in the terminal, or have one prompt answered. If a server with this model runs here already, it "
-        "answers; otherwise one is started, which nobody else can use and which ends with the talk. With options, one is "
-        "always started.",
+        "Talk to a model in the terminal, or have one prompt answered. If a server with this model runs here already, "
+        "it answers; otherwise one is started, which nobody else can use and which ends with the talk. With options, "
+        "one is always started.",
     )
     parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        default=argparse.SUPPRESS,
-        help="as of `penstock serve` (default: the demo model)",
-    )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="print the answer to it, and end")
+        "words", nargs="*", metavar="MODEL [PROMPT]",
+        help="model, as of `penstock serve` (default: the demo model); with a PROMPT, print the answer to it, and end",
+    )  # fmt: skip
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_flags(_GROUPS)
     return parser
 
 
-def _talk(url: str, model: str, key: str, system: str, prompt: str | None) -> int:
+def _talk(url: str, model: str, key: str, *, system: str, prompt: str) -> int:
     conversation, console = Conversation(url, model, key, system), Console(highlight=False)
-    return talk(conversation, console) if prompt is None else ask(conversation, console, prompt)
+    return ask(conversation, console, prompt) if prompt else talk(conversation, console)
 
 
 def _running(config: Config) -> tuple[str, str] | None:
@@ -97,21 +99,22 @@ def _running(config: Config) -> tuple[str, str] | None:
 
 
 @contextmanager
-def _server(config: Config, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """A server for this talk alone: its URL, and the key that it wants.
+def _server(config: Config, options: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """A server for this talk alone: its URL, the model's name there, and the key that it wants.
 
     Raises:
         ConfigError: there is no such model.
         _EndedError: the server ended before it was ready; it has said why.
     """
-    located(config, before_download=lambda: setup_logging("penstock", config.log.log_level, config.log.log_format))
-    key, port = f"pk-{secrets.token_urlsafe(32)}", _free_port()
+    log = config.log
+    found = located(config, before_download=lambda: setup_logging("penstock", log.log_level, log.log_format))
+    name, key, port = served_model_names(found)[0], f"pk-{secrets.token_urlsafe(32)}", _free_port()
     unset = {flag.variable for flag in flags(_NOT_INHERITED)}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | {KEY_VARIABLE: key}
-    level = [] if any(word.startswith("--log-level") for word in words) else ["--log-level=error"]
+    level = [] if any(word.startswith("--log-level") for word in options) else ["--log-level=warning"]
     model = [config.model.model] if config.model.model else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.core.cli", "serve", *model, *words, *level, f"--port={port}"],
+        [sys.executable, "-m", "penstock.core.cli", "serve", *model, *options, *level, f"--port={port}"],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -120,9 +123,9 @@ def _server(config: Config, words: Sequence[str]) -> Iterator[tuple[str, str]]:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        with Console(stderr=True).status(f"starting {served_model_names(config)[0]} ..."):
+        with Console(stderr=True).status(f"starting {escape(name)} ..."):
             _wait_until_ready(process, Server(url, key, _PATIENCE_SECONDS))
-        yield url, key
+        yield url, name, key
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -2,7 +2,7 @@
 
 import argparse
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -86,16 +86,17 @@ def flags(groups: Iterable[str] | None = None) -> list[Flag]:
     return found
 
 
-def spelled_out(arguments: Sequence[str], known: Iterable[Flag]) -> list[str]:
-    """Replace other engines' names of these options by their own, and `_` in any option's name by `-`."""
-    names = {other: flag.name for flag in known for other in flag.shown.also}
+def spelled_out(arguments: Sequence[str], known: Collection[Flag]) -> list[str]:
+    """Replace other engines' names of these options by their own, and `_` in their names by `-`."""
+    names = {other: flag.name for flag in known for other in (*flag.shown.also, flag.name)}
+    names |= {f"--no-{flag.name[2:]}": f"--no-{flag.name[2:]}" for flag in known if flag.type is bool}
     found: list[str] = []
     for at, word in enumerate(arguments):
         if word == "--":
             return [*found, *arguments[at:]]
         name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        found.append(f"{names.get(name, name)}{equals}{value}" if word.startswith("-") else word)
+        own = names.get(name.replace("_", "-") if name.startswith("--") else name)
+        found.append(word if own is None else f"{own}{equals}{value}")
     return found
 
 

@@ -52,16 +52,18 @@ class Parser(argparse.ArgumentParser):
 
     # --- what is typed ------------------------------------------------------------------------
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """As argparse does, except for what is said of an option that does not exist."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(self.surplus(unknown))
         return found
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse does, with other engines' names for the options that it shares with `penstock serve`."""
-        return super().parse_known_args(spelled_out(sys.argv[1:] if args is None else args, self._flags), namespace)
+        return super().parse_known_args(
+            spelled_out(list(sys.argv[1:] if args is None else args), self._flags), namespace
+        )
 
     def surplus(self, unknown: Sequence[str]) -> str:
         """What to say about words that mean nothing."""
