@@ -22,7 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted.add_argument("id", nargs="?", help="make an API key for this owner (the name appears in the server's log)")
     wanted.add_argument("--channel", type=Path, metavar="FILE", help="make a new file for --channel-key-file")
     parser.add_argument(
-        "--scopes", nargs="+", choices=SCOPES, default=["infer"], help="what the API key allows (default: infer)"
+        "--scopes",
+        nargs="+",
+        choices=SCOPES,
+        default=["infer"],
+        metavar="SCOPE",
+        help=f"what the API key allows: {', '.join(SCOPES)} (default: infer)",
     )
     parser.add_argument("--if-missing", action="store_true", help="succeed if FILE exists already")
     for name in LIMITS:

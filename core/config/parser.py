@@ -8,11 +8,44 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_origin
 
+from penstock.core.config.argument_types import not_negative, not_negative_float, positive, positive_float, share
 from penstock.core.config.flags import GROUP_TITLES, Flag, default_text, flags, spelled_out
 
 _WIDTH = 100
 _NAMES = 36
 """Columns for options and what is typed behind them; their help stands to the right."""
+
+_VALUES: dict[object, str] = dict.fromkeys((int, positive, not_negative), "N") | dict.fromkeys(
+    (float, positive_float, not_negative_float, share), "NUMBER"
+)
+"""What is typed behind an option of such a type, unless the option says it."""
+
+
+class _Formatter(argparse.HelpFormatter):
+    """An option in one line where it fits: both names, then what is typed behind them."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_NAMES, width=_width())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        if isinstance(action, argparse.BooleanOptionalAction):
+            names = f"--[no-]{action.option_strings[0][2:]}"
+        value = "" if action.nargs == 0 else self._format_args(action, _value(action))
+        return f"{names} {value}".rstrip()
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _value(action)
+
+    def _get_default_metavar_for_positional(self, action: argparse.Action) -> str:
+        return action.dest.upper()
+
+
+def _value(action: argparse.Action) -> str:
+    """What is typed behind an option."""
+    return str(action.metavar or _VALUES.get(action.type) or action.dest.rpartition("_")[2].upper())
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             allow_abbrev=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=_NAMES, width=_width()),
+            formatter_class=_Formatter,
             **others,
         )
 
@@ -97,14 +130,14 @@ class Parser(argparse.ArgumentParser):
     def format_usage(self) -> str:
         """One line: the arguments that must be given, and that there are options."""
         needed = [
-            f"{action.option_strings[-1]} {action.metavar or action.dest.upper()}"
+            f"{action.option_strings[-1]} {_value(action)}"
             for action in self._actions
             if action.option_strings and action.required
         ]
         places = []
         for action in self._actions:
             if not action.option_strings:
-                name = str(action.metavar or action.dest)
+                name = str(action.metavar or action.dest.upper())
                 places.append(f"[{name}]" if action.nargs in ("?", "*") else name)
         return " ".join(["usage:", self.prog, *places, *needed, "[OPTIONS]"]) + "\n"
 

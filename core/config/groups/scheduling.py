@@ -66,7 +66,7 @@ class SchedulerOptions(Options, frozen=True):
             "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
             "the request's targets, or MODULE:CLASS, a policy of your own."
         ),
-        Shown("NAME", "priority, sjf, fair, deadline, ..., or MODULE:CLASS"),
+        Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
     ] = "fcfs"
     max_policy_delay: Annotated[
         float,
@@ -108,7 +108,7 @@ class SchedulerOptions(Options, frozen=True):
     max_num_queued_seqs: Annotated[
         int,
         Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1),
-        Shown(line="most sequences in the queue; others get status 429"),
+        Shown(line="most sequences in the queue, else status 429"),
     ] = 4096
     max_num_queued_tokens: Annotated[
         int,
