@@ -16,6 +16,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class RefusedError(Exception):
     """The server has refused an order; the message says why."""
 
+    def __init__(self, sentence: str, *, wants_key: bool = False) -> None:
+        super().__init__(sentence)
+        self.wants_key = wants_key
+
 
 def add_server_options(parser: argparse.ArgumentParser, what: str = "of the server") -> None:
     """Add the options that say which server a command speaks to, and with which key."""
@@ -69,7 +73,7 @@ class Server:
             with urllib.request.urlopen(request, timeout=self._patience) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
-            raise RefusedError(_reason(error.read(), str(error))) from None
+            raise RefusedError(_reason(error.read(), str(error)), wants_key=error.code == 401) from None
         except urllib.error.URLError as error:
             reason = error.reason if isinstance(error.reason, OSError) else error
             raise RefusedError(no_server(self._url, reason)) from None

@@ -119,7 +119,7 @@ def _server(config: Config, options: Sequence[str]) -> Iterator[tuple[str, str, 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C stops an answer, and not the server
-        preexec_fn=_end_with_parent,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
     try:
         url = f"http://127.0.0.1:{port}"

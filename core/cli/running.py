@@ -80,7 +80,7 @@ class Running:
                 names = tuple(str(model["id"]) for model in models)
                 has_gpu = models[0].get("kernels") == "triton"
             except RefusedError as error:
-                reason = reason or str(error)
+                reason = reason or ("wants an API key" if error.wants_key else str(error))
                 continue
             except (LookupError, TypeError, AttributeError):  # it is no server of ours
                 continue
@@ -117,7 +117,7 @@ def _is_below(process: _Process, pid: int, processes: dict[int, _Process]) -> bo
 
 
 def _processes(proc: Path) -> Iterator[_Process]:
-    for folder in proc.iterdir():
+    for folder in proc.iterdir() if proc.is_dir() else ():  # Linux alone has it
         if folder.name.isdigit():
             with suppress(OSError, IndexError):  # it has ended, or is another user's
                 if folder.stat().st_uid == os.getuid():

@@ -84,10 +84,15 @@ class Model(msgspec.Struct, kw_only=True):
         return sum(group.bytes_per_token for group in self.page_groups)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """List all checkpoints, or describe one; return the exit code (2: there is no such checkpoint)."""
+def main(argv: Sequence[str] | None = None, prog: str = "penstock models") -> int:
+    """List all checkpoints, or describe one; return the exit code (2: there is no such checkpoint).
+
+    Args:
+        argv: the command's arguments.
+        prog: the command that the user has typed.
+    """
     parser = Parser(
-        "penstock models",
+        prog,
         "List the demo model and the models in the local cache of the Hugging Face hub, or those in a folder: "
         f"parameters, size, and the memory for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is "
         "stored.",
@@ -105,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _download(args.model)
         models, is_one = _chosen(args.model)
     except ConfigError as error:
-        print(f"penstock models: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return EXIT_CONFIG
     finally:
         flush_logs()

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "is not fetched again.",
     )
     parser.add_argument("model", metavar="ORG/NAME[:FILE][@REVISION]", help="its name on the Hugging Face hub")
-    return models.main([parser.parse_args(argv).model, "--download"])
+    return models.main([parser.parse_args(argv).model, "--download"], parser.prog)
 
 
 if __name__ == "__main__":
