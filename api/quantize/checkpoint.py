@@ -114,9 +114,7 @@ class QuantizedCheckpoint:
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < self.num_bytes:
-            raise ConfigError(
-                f"{str(out)!r} needs {size(self.num_bytes)}, but only {size(free)} of the disk are free"
-            )
+            raise ConfigError(f"{str(out)!r} needs {size(self.num_bytes)}, but only {size(free)} of the disk are free")
         partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
         partial.mkdir()
         try:
