@@ -176,7 +176,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--plans", action="store_true", help="compute the recorded steps, each exactly as it was")
     parser.add_argument("--json", action="store_true", help="one JSON object for each outcome")
-    parser.add_flags(GROUPS)
+    parser.add_flags(GROUPS, has_variables=False)
     return parser
 
 

@@ -111,7 +111,7 @@ def _server(config: Config, options: Sequence[str]) -> Iterator[tuple[str, str, 
     name, key, port = served_model_names(found)[0], f"pk-{secrets.token_urlsafe(32)}", _free_port()
     unset = {flag.variable for flag in flags(_NOT_INHERITED)}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | {KEY_VARIABLE: key}
-    level = [] if any(word.startswith("--log-level") for word in options) else ["--log-level=warning"]
+    level = ["--log-level=warning"] if config.log.log_level == "auto" else []
     model = [config.model.model] if config.model.model else []
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.core.cli", "serve", *model, *options, *level, f"--port={port}"],

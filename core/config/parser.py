@@ -59,6 +59,7 @@ class Parser(argparse.ArgumentParser):
             others: as argparse takes them.
         """
         self._flags: list[Flag] = []
+        self._has_variables = True
         self._shows_all = False
         super().__init__(
             prog=prog,
@@ -68,8 +69,21 @@ class Parser(argparse.ArgumentParser):
             **others,
         )
 
-    def add_flags(self, groups: Iterable[str], is_wanted: Callable[[Flag], bool] = lambda flag: True) -> None:
-        """Add options of `penstock serve`. Absent ones stay absent in the namespace: defaults live in one place."""
+    def add_flags(
+        self,
+        groups: Iterable[str],
+        is_wanted: Callable[[Flag], bool] = lambda flag: True,
+        *,
+        has_variables: bool = True,
+    ) -> None:
+        """Add options of `penstock serve`. Absent ones stay absent in the namespace: defaults live in one place.
+
+        Args:
+            groups: the options' groups.
+            is_wanted: which of their options.
+            has_variables: whether the command reads the options' variables, too, as the help then says.
+        """
+        self._has_variables = has_variables
         for flag in filter(is_wanted, flags(groups)):
             self._flags.append(flag)
             common: dict[str, Any] = {"dest": flag.field, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -151,12 +165,26 @@ class Parser(argparse.ArgumentParser):
         for group in dict.fromkeys(flag.group for flag in self._flags):
             told = [flag for flag in self._flags if flag.group == group and (self._shows_all or flag.shown.line)]
             if told:
-                show = _entry if self._shows_all else _line
+                show = self._entry if self._shows_all else _line
                 text += f"\n{GROUP_TITLES[group]}:\n" + "".join(map(show, told))
-        if self._flags:
-            text += "\nEach option is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS.\n"
-            text += "" if self._shows_all else "`--help-all` shows the others.\n"
-        return text
+        notes = []
+        if self._flags and self._has_variables:
+            notes.append("Each option is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS.\n")
+        if self._flags and not self._shows_all:
+            notes.append("`--help-all` shows the others.\n")
+        return "\n".join([text, "".join(notes)]) if notes else text
+
+    def _entry(self, flag: Flag) -> str:
+        """All about an option."""
+        name = f"--[no-]{flag.name[2:]}" if flag.type is bool else flag.name
+        facts = [f"default: {default_text(flag.default)}"]
+        if flag.choices and flag.value != "|".join(flag.choices):
+            facts.insert(0, f"one of {', '.join(flag.choices)}")
+        if self._has_variables:
+            facts.append(flag.variable)
+        if flag.shown.also:
+            facts.append(f"also {', '.join(flag.shown.also)}")
+        return _columns(f"{name} {flag.value}".rstrip(), f"{flag.help} ({'; '.join(facts)})")
 
     def print_all(self) -> None:
         """Print the help with all options."""
@@ -184,17 +212,6 @@ def _line(flag: Flag) -> str:
     if flag.default not in ("", (), "auto", 0, 1):  # the line says what these mean, or nobody asks; True is 1
         text += f" (default: {default_text(flag.default)})"
     return _columns(with_short if len(with_short) <= _NAMES - 4 else names, text)
-
-
-def _entry(flag: Flag) -> str:
-    """All about an option."""
-    name = f"--[no-]{flag.name[2:]}" if flag.type is bool else flag.name
-    facts = [f"default: {default_text(flag.default)}", flag.variable]
-    if flag.choices and flag.value != "|".join(flag.choices):
-        facts.insert(0, f"one of {', '.join(flag.choices)}")
-    if flag.shown.also:
-        facts.append(f"also {', '.join(flag.shown.also)}")
-    return _columns(f"{name} {flag.value}".rstrip(), f"{flag.help} ({'; '.join(facts)})")
 
 
 def _columns(names: str, text: str) -> str:
