@@ -1,6 +1,7 @@
 """`penstock models`: the checkpoints on this machine, and what each needs. Reads JSON files and headers of weights."""
 
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -93,14 +94,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "penstock models") -> in
     """
     parser = Parser(
         prog,
-        "List the demo model and the models in the local cache of the Hugging Face hub, or those in a folder: "
-        f"parameters, size, and the memory for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is "
-        "stored.",
+        "List the models that are here: the demo model, those in the local cache of the Hugging Face hub, GGUF files "
+        "in llama.cpp's cache and in the current folder; or those in FOLDER. Tells parameters, size, and the memory "
+        f"for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is stored.",
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model", nargs="?", metavar="MODEL|FOLDER",
         help="tell about this one alone: checkpoint folder, GGUF file, or ORG/NAME[:FILE][@REVISION]; or list the "
-        "models in this folder",
+        "GGUF files and checkpoint folders in a folder",
     )  # fmt: skip
     parser.add_argument("--download", action="store_true", help="fetch it first, if it is not in the cache")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -159,11 +160,22 @@ def _inside(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
         return
     if any(path.name == _CONFIG for path in entries):
         yield folder
-    yield from (folder / name for name in gguf_models([path.name for path in entries if path.suffix == ".gguf"]))
+    yield from _gguf_files(folder)
     if depth:
         for path in entries:
             if path.is_dir():
                 yield from _inside(path, depth - 1)
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder; of several parts, the first."""
+    return [folder / name for name in gguf_models([path.name for path in folder.glob("*.gguf")])]
+
+
+def _llama_cache() -> Path:
+    """Where llama.cpp keeps its downloads."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LLAMA_CACHE") or home / "llama.cpp").expanduser()
 
 
 def _one(given: str) -> Model:
@@ -187,6 +199,9 @@ def _all() -> Iterator[Model]:
                 yield look(path, name, revision)
         if not snapshots:
             yield Model(name=hub_name(cached), path=str(cached), reason="incomplete: nothing has been downloaded yet")
+    for folder in (_llama_cache(), Path()):
+        for path in _gguf_files(folder):
+            yield look(path, str(path))
 
 
 def _of_snapshot(snapshot: Path, name: str) -> Iterator[tuple[Path, str]]:

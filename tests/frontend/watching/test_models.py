@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the hub with one checkpoint for each thing that can be said."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "none"))
     add(tmp_path, made, "good")
     cached = tmp_path / "models--org--good"
     shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
@@ -217,17 +218,24 @@ def test_the_models_in_a_folder(made: Path, tmp_path: Path, capsys: pytest.Captu
     assert "holds neither a checkpoint folder nor a GGUF file" in capsys.readouterr().err
 
 
-def test_each_gguf_file_of_a_download_has_a_name(
+def test_each_gguf_file_has_a_name_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--org--files" / "snapshots" / COMMITS[0]
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    write(tmp_path / "llama/org_repo_m.gguf", add_model)
+    write(tmp_path / "here.gguf", add_model)
+    snapshot = tmp_path / "hub/models--org--files" / "snapshots" / COMMITS[0]
     snapshot.mkdir(parents=True)
-    (tmp_path / "models--org--files/refs").mkdir()
-    (tmp_path / "models--org--files/refs/main").write_text(COMMITS[0])
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text(COMMITS[0])
     for name in ("m-Q8_0.gguf", "m-Q4_K_M.gguf"):
         write(snapshot / name, add_model)
     found = {model["name"]: model["path"] for model in listed(capsys=capsys)[1:]}
-    assert found == {f"org/files:{kind}": str(snapshot / f"m-{kind}.gguf") for kind in ("Q4_K_M", "Q8_0")}
+    downloads = {f"org/files:{kind}": str(snapshot / f"m-{kind}.gguf") for kind in ("Q4_K_M", "Q8_0")}
+    others = (str(tmp_path / "llama/org_repo_m.gguf"), "here.gguf")
+    assert found == downloads | {path: path for path in others}
     for name, path in found.items():
         assert listed(name, capsys=capsys)["path"] == path
