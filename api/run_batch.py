@@ -21,8 +21,9 @@ import msgspec
 
 from penstock.async_llm import AsyncLLM
 from penstock.core.config import ConfigError
-from penstock.core.config.flags import add_flags, config_from
+from penstock.core.config.flags import config_from
 from penstock.core.config.foreign_flags import without_foreign_flags
+from penstock.core.config.parser import Parser
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.batches.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
 from penstock.frontend.batches.sender import Sender, has_room
@@ -188,16 +189,16 @@ class _Output:
         self._file.close()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock run-batch",
-        description="Answer the requests of a file in OpenAI's batch format, without a server. If it is interrupted, "
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock run-batch",
+        "Answer the requests of a file in OpenAI's batch format, without a server. If it is interrupted, "
         "the same command goes on.",
     )
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, a JSON object a line")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers, a JSON object a line")
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="as of `penstock serve`")
-    add_flags(parser, GROUPS)
+    parser.add_flags(GROUPS)
     return parser
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
+from penstock.core.config.flags import flags
 from penstock.core.config.foreign_flags import FLAGS_OF_ENGINES, ForeignFlag
 
 PAGE = Path(__file__).parent / "migrating.md"
@@ -33,11 +34,19 @@ def _table(flags: dict[str, ForeignFlag]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _names_that_work() -> str:
+    rows = ["| typed | means |", "| --- | --- |"]
+    for flag in flags():
+        if flag.shown.also:
+            rows.append(f"| {', '.join(f'`{name}`' for name in flag.shown.also)} | `{flag.name}` |")
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with what belongs there."""
-    return with_parts(
-        PAGE, {_BEGIN.format(engine): f"\n{_table(dict(flags))}\n" for engine, flags in FLAGS_OF_ENGINES.items()}
-    )
+    tables = {engine: _table(dict(options)) for engine, options in FLAGS_OF_ENGINES.items()}
+    tables["names that work"] = _names_that_work()
+    return with_parts(PAGE, {_BEGIN.format(what): f"\n{table}\n" for what, table in tables.items()})
 
 
 def main() -> int:

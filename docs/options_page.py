@@ -5,14 +5,13 @@ python docs/options_page.py --check    # exit 1 if it is not what would be writt
 """
 
 import sys
-import types
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
 from penstock.core.config import Config
-from penstock.core.config.flags import Flag, flags
+from penstock.core.config.flags import GROUP_TITLES, Flag, default_text, flags
 
 PAGE = Path(__file__).parent / "options.md"
 
@@ -31,19 +30,10 @@ PENSTOCK_MAX_NUM_SEQS=16 .venv/bin/penstock serve --port 8000
 
 `penstock serve` takes all of them. The commands that start one process take the groups that concern it: `frontend`
 takes the model, parallelism, frontend, addresses and log groups, `scheduler` the scheduler, parallelism, addresses and
-log groups, `worker` the model, scheduler, worker, parallelism, addresses and log groups. `penstock serve --help` prints
-this list, too.
+log groups, `worker` the model, scheduler, worker, parallelism, addresses and log groups. `penstock serve --help` lists
+the options that most people choose from, a line each, and `penstock serve --help-all` all of them. Names are not
+abbreviated; `_` in a name is taken for `-`.
 """
-
-_TITLES = {
-    "model": "Model",
-    "scheduler": "Scheduler",
-    "worker": "Worker",
-    "parallel": "Parallelism",
-    "frontend": "Frontend",
-    "ipc": "Addresses between the processes",
-    "log": "Log",
-}
 
 
 def page() -> str:
@@ -51,7 +41,7 @@ def page() -> str:
     parts = [_HEAD]
     for group in Config.__struct_fields__:
         options = get_type_hints(Config)[group]
-        parts.append(f"\n## {_TITLES.get(group, group.capitalize())}\n\n{(options.__doc__ or '').strip()}\n")
+        parts.append(f"\n## {GROUP_TITLES[group]}\n\n{(options.__doc__ or '').strip()}\n")
         hints = get_type_hints(options, include_extras=True)
         for flag in flags([group]):
             parts.append(_entry(flag, hints[flag.field]))
@@ -59,7 +49,14 @@ def page() -> str:
 
 
 def _entry(flag: Flag, annotation: Any) -> str:
-    facts = [f"Variable: `{flag.variable}`", f"Values: {_values(flag, annotation)}", f"Default: {_default(flag)}"]
+    default = default_text(flag.default)
+    is_word = default == "none" or isinstance(flag.default, bool)
+    facts = [f"Variable: `{flag.variable}`", f"Values: {_values(flag, annotation)}"]
+    facts.append(f"Default: {default if is_word else f'`{default}`'}")
+    if flag.shown.also:
+        facts.append(
+            f"Other engines' names for it, which work, too: {', '.join(f'`{name}`' for name in flag.shown.also)}"
+        )
     return f"\n### `{flag.name}`\n\n{flag.help}\n\n" + "".join(f"- {fact}\n" for fact in facts)
 
 
@@ -73,14 +70,6 @@ def _values(flag: Flag, annotation: Any) -> str:
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     bounds = [f"{text} {bound:,}" for key, text in words.items() if (bound := getattr(meta, key)) is not None]
     return ", ".join([name, *bounds])
-
-
-def _default(flag: Flag) -> str:
-    if isinstance(flag.default, bool):
-        return "on" if flag.default else "off"
-    if flag.default in ("", ()) or isinstance(flag.default, types.NoneType):
-        return "none"
-    return f"`{flag.default}`"
 
 
 def main(arguments: list[str]) -> int:

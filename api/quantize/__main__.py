@@ -18,6 +18,7 @@ from penstock.core.checkpoint.formats.made import GROUP_SIZES, HEAD, MADE_FORMAT
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.argument_types import positive
 from penstock.core.config.groups.model import ModelOptions
+from penstock.core.config.parser import Parser
 from penstock.ipc.logs import setup_logging
 from penstock.ipc.process import EXIT_CONFIG
 
@@ -99,10 +100,10 @@ def _source(args: argparse.Namespace) -> HuggingFaceFolder:
     return checkpoint
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock quantize",
-        description="Write a checkpoint with fewer bits, in the layout of compressed-tensors: Penstock, transformers "
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock quantize",
+        "Write a checkpoint with fewer bits, in the layout of compressed-tensors: Penstock, transformers "
         "and other engines read it.",
     )
     parser.add_argument("model", metavar="MODEL", help="checkpoint folder, or ORG/NAME of the Hugging Face hub")

@@ -25,6 +25,7 @@ from penstock.core.checkpoint.formats.made import LEAST_WEIGHTS, Recipe
 from penstock.core.checkpoint.quantization import products_of
 from penstock.core.checkpoint.weights.decoder import Product
 from penstock.core.config.options import ConfigError
+from penstock.core.config.sizes import size
 from penstock.gpu_worker.formats.compressed_tensors import encode
 from penstock.gpu_worker.formats.group_rounding import Correlation
 from penstock.gpu_worker.formats.made import made
@@ -113,9 +114,7 @@ class QuantizedCheckpoint:
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < self.num_bytes:
-            raise ConfigError(
-                f"{str(out)!r} needs {self.num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
-            )
+            raise ConfigError(f"{str(out)!r} needs {size(self.num_bytes)}, but only {size(free)} of the disk are free")
         partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
         partial.mkdir()
         try:

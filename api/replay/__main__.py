@@ -17,7 +17,7 @@ from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.finding.located import located
 from penstock.core.checkpoint.finding.registry import open_model
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.flags import add_flags
+from penstock.core.config.parser import Parser
 from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.ipc.messages import WorkerHello
 from penstock.ipc.process import EXIT_CONFIG
@@ -163,11 +163,10 @@ def _say(sentence: str) -> None:
     print(f"penstock replay: {sentence}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock replay",
-        description="Compute what a server recorded again, and compare the outputs token for token. Exit code 1: they "
-        "differ.",
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock replay",
+        "Compute what a server recorded again, and compare the outputs token for token. Exit code 1: they differ.",
         epilog="Options that are not given are those of the recording.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="what `penstock serve --record FILE` has written")
@@ -177,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plans", action="store_true", help="compute the recorded steps, each exactly as it was")
     parser.add_argument("--json", action="store_true", help="one JSON object for each outcome")
-    add_flags(parser, GROUPS)
+    parser.add_flags(GROUPS, has_variables=False)
     return parser
 
 

@@ -21,7 +21,9 @@ from penstock.bench.load.job import Job, Outcome
 from penstock.bench.load.processes import run
 from penstock.bench.load.report import print_summary, summarize
 from penstock.bench.load.workload import WorkloadError, draw, harmless_token_ids, served_model
+from penstock.core.config.api_keys import CLIENT_KEY_HELP, client_key
 from penstock.core.config.argument_types import length_range, not_negative, not_negative_float, positive, positive_float
+from penstock.core.config.parser import Parser
 
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2
@@ -134,18 +136,31 @@ def _details(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [{f: getattr(outcome, f) for f in outcome.__struct_fields__ if f != "gaps"} for outcome in outcomes]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock bench serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("penstock bench serve", "Put load on any OpenAI-compatible endpoint, and measure it.")
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000/v1", help="the endpoint; /v1 is added if it is missing")
-    add("--model", default="", help="default: the first that the server lists")
-    add("--endpoint", choices=("chat", "completions"), default="completions")
-    add("--api-key", default="")
-    add("--num-requests", type=positive, default=100)
-    add("--concurrency", type=positive, help="most requests in flight (default: 16, or no limit with a rate)")
-    add("--request-rate", type=positive_float, help="requests per second with Poisson arrivals (default: closed loop)")
+    add(
+        "--base-url",
+        default="http://127.0.0.1:8000/v1",
+        metavar="URL",
+        help="the endpoint; /v1 is added if it is missing",
+    )
+    add("--model", default="", metavar="NAME", help="(default: the first that the server lists)")
+    add("--endpoint", choices=("chat", "completions"), default="completions", help="(default: %(default)s)")
+    add("--api-key", default=client_key(), metavar="KEY", help=CLIENT_KEY_HELP)
+    add("--num-requests", type=positive, default=100, metavar="N", help="(default: %(default)s)")
+    add(
+        "--concurrency",
+        type=positive,
+        metavar="N",
+        help="most requests in flight (default: 16, or no limit with a rate)",
+    )
+    add(
+        "--request-rate",
+        type=positive_float,
+        metavar="RATE",
+        help="requests per second with Poisson arrivals (default: closed loop)",
+    )
     add("--input-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="prompt tokens, uniform")
     add("--output-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="output tokens, uniform")
     add(
@@ -156,13 +171,19 @@ def _parser() -> argparse.ArgumentParser:
         help="the first N prompt tokens are equal in all",
     )
     add("--text-prompts", action="store_true", help="words in place of token ids; chat always uses words")
-    add("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
-    add("--temperature", type=not_negative_float, default=0.0)
+    add("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and arrivals")
+    add("--temperature", type=not_negative_float, default=0.0, metavar="T", help="(default: %(default)s)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="let every answer reach its length")
     add("--return-token-ids", action="store_true", help="count tokens by ids, for servers that send no usage")
     add("--warmup", type=not_negative, default=0, metavar="N", help="requests beforehand that are not measured")
-    add("--timeout", type=positive_float, default=600.0, help="seconds for one request")
-    add("--processes", type=positive, default=1, help="client processes, for rates beyond one core")
+    add(
+        "--timeout",
+        type=positive_float,
+        default=600.0,
+        metavar="SECONDS",
+        help="for one request (default: %(default)g)",
+    )
+    add("--processes", type=positive, default=1, metavar="N", help="client processes, for rates beyond one core")
     add("--save", type=Path, metavar="FILE", help="write options, figures and every request's times as JSON")
     add("--quiet", action="store_true", help="print nothing but errors")
     return parser

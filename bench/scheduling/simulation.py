@@ -39,7 +39,8 @@ from penstock.bench.load.report import summarize
 from penstock.core.checkpoint.families.registry import TEST_MODELS_VARIABLE
 from penstock.core.cli.plan import read_decoder
 from penstock.core.config import Config, SchedulerOptions
-from penstock.core.config.flags import add_flags, config_from
+from penstock.core.config.flags import config_from
+from penstock.core.config.parser import Parser
 from penstock.core.planning.costs import Costs
 from penstock.core.planning.machines import load_machines
 from penstock.core.planning.plan import Plan
@@ -234,8 +235,8 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
 def judge(model: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve all loads, and compare those that nothing was fitted to."""
     flags, keep = args.flags.split(), args.kept or args.keep
-    parser = argparse.ArgumentParser()
-    add_flags(parser, ("scheduler",))
+    parser = Parser("--flags", "")
+    parser.add_flags(("scheduler",))
     config = config_from(parser.parse_args(flags), {})
     record: dict[str, Any] = {"model": model, "loads": {}}
     with tempfile.TemporaryDirectory() as temporary:

@@ -3,15 +3,14 @@
 Ctrl-C stops the answer that is being written; at the prompt, Ctrl-C or Ctrl-D leaves.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import aiohttp
@@ -20,7 +19,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+from penstock.core.cli.engines import add_server_options, no_server
+from penstock.core.config.parser import Parser
 
 _PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline that the codes take no width
 
@@ -30,6 +30,14 @@ HELP = """/system TEXT   set the system message (empty: none)
 /stats         time to first token, tokens per second and cached tokens of the last answer
 /clear         forget the conversation
 /quit          leave; so does Ctrl-D; Ctrl-C stops an answer"""
+
+
+_COMMANDS = ("/system", "/params", "/stats", "/clear", "/help", "/quit", "/exit")
+INTERRUPTED = 130
+_KINDS: dict[str, type] = dict.fromkeys(
+    ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), float
+) | dict.fromkeys(("max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"), int)
+"""Parameters that are numbers."""
 
 
 class ChatError(Exception):
@@ -126,6 +134,8 @@ async def _events(url: str, body: dict[str, Any], headers: dict[str, str]) -> As
                     if error := event.get("error"):
                         raise ChatError(str(error.get("message", error) if isinstance(error, dict) else error))
                     yield event
+    except aiohttp.ClientConnectorError as error:
+        raise ChatError(no_server(url.removesuffix("/v1/chat/completions"), error)) from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ChatError(f"cannot reach {url}: {error}") from None
     except ValueError:
@@ -151,10 +161,7 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
                 raise ChatError(_error_text(await response.text(), response.status))
             return str((await response.json())["data"][0]["id"])
     except aiohttp.ClientConnectorError as error:
-        raise ChatError(
-            f"no model at {url}: no server answers there ({error.strerror or error}); `penstock serve` starts one, "
-            "and --url gives the address of another one"
-        ) from None
+        raise ChatError(no_server(url, error)) from None
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ChatError(f"no model at {url}: {error}") from None
 
@@ -175,8 +182,11 @@ def command(line: str, conversation: Conversation) -> str | None:
             return conversation.stats.text()
         case "/params":
             return _set_params(rest, conversation)
-        case _:
+        case "/help" | "/?":
             return HELP
+        case _:
+            near = get_close_matches(name, _COMMANDS, n=1)
+            return f"unknown command {name}; " + (f"did you mean {near[0]}?" if near else "/help lists the commands")
 
 
 def _set_params(text: str, conversation: Conversation) -> str:
@@ -186,13 +196,31 @@ def _set_params(text: str, conversation: Conversation) -> str:
         pairs = [pair.partition("=") for pair in text.split()]
         if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
             return f"{wrong[0] or '='!r} sets nothing: write name=value, as in temperature=0.7"
-        for key, _, value in pairs:
-            try:
-                conversation.params[key] = json.loads(value)
-            except ValueError:
-                conversation.params[key] = value
+        try:
+            conversation.params |= {key: _parameter(key, value) for key, _, value in pairs}
+        except ValueError as error:
+            return str(error)
     shown = " ".join(f"{key}={json.dumps(value)}" for key, value in conversation.params.items())
     return f"parameters: {shown or 'the defaults'}"
+
+
+def _parameter(name: str, text: str) -> Any:
+    """A parameter's value; servers have others than those known here.
+
+    Raises:
+        ValueError: it cannot be one; the message is for the user.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    kind = _KINDS.get(name)
+    if kind is None:
+        if near := get_close_matches(name, _KINDS, n=1, cutoff=0.85):
+            raise ValueError(f"there is no parameter {name}; did you mean {near[0]}?")
+    elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        raise ValueError(f"{name} is a {'whole ' * (kind is int)}number, not {text!r}")
+    return value
 
 
 def wrapped(text: str, style: str, console: Console) -> list[Text]:
@@ -216,6 +244,18 @@ async def _write_answer(console: Console, conversation: Conversation, text: str)
             growing.update(last, refresh=True)
     if not console.is_terminal:
         console.print()
+
+
+def ask(conversation: Conversation, console: Console, prompt: str) -> int:
+    """Print the answer to one prompt; return the exit code (1: there is none, 130: it was stopped)."""
+    try:
+        asyncio.run(_write_answer(console, conversation, prompt))
+    except ChatError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 def talk(conversation: Conversation, console: Console) -> int:
@@ -248,16 +288,15 @@ def talk(conversation: Conversation, console: Console) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `penstock chat`; return the exit code."""
-    parser = argparse.ArgumentParser(prog="penstock chat", description="Talk to a server in the terminal.")
-    parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument("--model", default="", help="model name (default: the first that the server lists)")
-    parser.add_argument("--system", default="", help="system message")
-    parser.add_argument("--api-key", default="", help="sent as a bearer token (default: OPENAI_API_KEY)")
+    parser = Parser("penstock chat", "Talk to a server in the terminal, Penstock's or any other with OpenAI's API.")
+    add_server_options(parser)
+    parser.add_argument("-m", "--model", default="", metavar="NAME", help="(default: the first that the server lists)")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     arguments = parser.parse_args(argv)
     conversation = Conversation(
         arguments.url.rstrip("/").removesuffix("/v1"),
         arguments.model,
-        arguments.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        arguments.api_key,
         arguments.system,
     )
     try:
@@ -266,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock chat: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return talk(conversation, Console(highlight=False))
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from penstock.core.cli.figures import size
+from penstock.core.config.sizes import size
 from penstock.ipc.version import DISTRIBUTION, NAME
 
 Level = Literal["fine", "note", "slow", "broken"]

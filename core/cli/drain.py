@@ -1,23 +1,22 @@
 """`penstock drain`: take engines out of service without losing a stream, and restart them one after the other."""
 
-import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.core.cli.engines import RefusedError, Server
+from penstock.core.cli.engines import RefusedError, Server, add_server_options
 from penstock.core.config.argument_types import not_negative_float
+from penstock.core.config.parser import Parser
 
 _LOOK_SECONDS = 0.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Drain; return the exit code (0: done, 1: not in time, 2: refused)."""
-    parser = argparse.ArgumentParser(
-        prog="penstock drain",
-        description="Take engines out of service. Their requests go on at the other engines, without a lost token; an "
+    parser = Parser(
+        "penstock drain",
+        "Take engines out of service. Their requests go on at the other engines, without a lost token; an "
         "engine without others finishes what it has. Needs an API key with the scope admin, if the server has keys.",
     )
     parser.add_argument("engine", nargs="?", help="its number, as in /health (default: the only one)")
@@ -27,10 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     wanted.add_argument("--undo", action="store_true", help="let it take requests again")
     parser.add_argument("--all", action="store_true", help="all engines; with --restart one after the other")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server, or its administrators' listener")
-    parser.add_argument("--api-key", default=os.environ.get("PENSTOCK_API_KEY", ""), help="(PENSTOCK_API_KEY)")
+    add_server_options(parser, "of the server, or of its administrators' listener")
     parser.add_argument(
-        "--seconds", type=not_negative_float, default=600.0, help="how long to wait for each engine (default: 600)"
+        "--seconds",
+        type=not_negative_float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for each engine (default: 600)",
     )
     args = parser.parse_args(argv)
     server = Server(args.url, args.api_key)

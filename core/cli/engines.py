@@ -1,21 +1,46 @@
 """A client of the server's administration routes, for commands."""
 
+import argparse
 import json
+import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
 
+from penstock.core.config.api_keys import CLIENT_KEY_HELP, client_key
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 
 class RefusedError(Exception):
     """The server has refused an order; the message says why."""
+
+    def __init__(self, sentence: str, *, wants_key: bool = False) -> None:
+        super().__init__(sentence)
+        self.wants_key = wants_key
+
+
+def add_server_options(parser: argparse.ArgumentParser, what: str = "of the server") -> None:
+    """Add the options that say which server a command speaks to, and with which key."""
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"{what} (default: %(default)s)")
+    parser.add_argument("--api-key", default=client_key(), metavar="KEY", help=CLIENT_KEY_HELP)
+
+
+def no_server(url: str, error: OSError) -> str:
+    """What to say where nothing listens."""
+    known = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # libraries say more
+    reason = known or str(error)
+    return f"no server answers at {url} ({reason}); `penstock serve` starts one, and --url gives another one's address"
 
 
 class Server:
     """A server, by its routes."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, patience: float = 10.0) -> None:
+        """`patience`: seconds to wait for an answer."""
         self._url = url.rstrip("/")
+        self._patience = patience
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def engines(self) -> dict[str, dict[str, Any]]:
@@ -45,10 +70,13 @@ class Server:
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=self._patience) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
-            raise RefusedError(_reason(error.read(), str(error))) from None
+            raise RefusedError(_reason(error.read(), str(error)), wants_key=error.code == 401) from None
+        except urllib.error.URLError as error:
+            reason = error.reason if isinstance(error.reason, OSError) else error
+            raise RefusedError(no_server(self._url, reason)) from None
         except (OSError, ValueError, HTTPException) as error:
             raise RefusedError(f"{self._url} does not answer: {error}") from None
 

@@ -113,11 +113,3 @@ def number(value: float) -> str:
             if value >= unit:
                 return f"{value / unit:.1f}{name}"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
-
-
-def size(num_bytes: float) -> str:
-    """Format a number of bytes."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes:.0f} B"

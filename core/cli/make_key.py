@@ -10,20 +10,24 @@ from pathlib import Path
 from penstock.core.config.api_keys import LIMITS, SCOPES, checked_key, digest
 from penstock.core.config.argument_types import positive, positive_float
 from penstock.core.config.options import ConfigError
+from penstock.core.config.parser import Parser
 from penstock.ipc.curve import make_key_file
 from penstock.ipc.key_file import KeyFileError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the requested key; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="penstock keys", description="Make an API key, or the keys that the processes of a launch share."
-    )
+    parser = Parser("penstock keys", "Make an API key, or the keys that the processes of a launch share.")
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("id", nargs="?", help="make an API key for this owner (the name appears in the server's log)")
     wanted.add_argument("--channel", type=Path, metavar="FILE", help="make a new file for --channel-key-file")
     parser.add_argument(
-        "--scopes", nargs="+", choices=SCOPES, default=["infer"], help="what the API key allows (default: infer)"
+        "--scopes",
+        nargs="+",
+        choices=SCOPES,
+        default=["infer"],
+        metavar="SCOPE",
+        help=f"what the API key allows: {', '.join(SCOPES)} (default: infer)",
     )
     parser.add_argument("--if-missing", action="store_true", help="succeed if FILE exists already")
     for name in LIMITS:

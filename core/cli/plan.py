@@ -18,6 +18,7 @@ from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.config import ConfigError
 from penstock.core.config.argument_types import positive, positive_float
+from penstock.core.config.parser import Parser
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import Machine, load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
@@ -239,10 +240,10 @@ def _print_compared(rows: Sequence[Compared]) -> None:
     console.print(table)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock plan",
-        description="What a model needs of a device, and the bounds of its speed there: steps take at least as long as "
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock plan",
+        "What a model needs of a device, and the bounds of its speed there: steps take at least as long as "
         "reading memory, computing and sending need. Prints the smallest layout that serves the load.",
     )
     add = parser.add_argument

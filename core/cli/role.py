@@ -1,24 +1,22 @@
 """`penstock role`: make an engine compute prompts for others, decode, or both, while it serves."""
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 
-from penstock.core.cli.engines import RefusedError, Server
+from penstock.core.cli.engines import RefusedError, Server, add_server_options
+from penstock.core.config.parser import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Change a role; return the exit code (0: done, 2: refused)."""
-    parser = argparse.ArgumentParser(
-        prog="penstock role",
-        description="Change what an engine that was started with --role does with new requests. Those that it has go "
+    parser = Parser(
+        "penstock role",
+        "Change what an engine that was started with --role does with new requests. Those that it has go "
         "on as they are. Needs an API key with the scope admin, if the server has keys.",
     )
     parser.add_argument("engine", help="its number, as in /health")
     parser.add_argument("role", choices=("both", "prefill", "decode"))
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server, or its administrators' listener")
-    parser.add_argument("--api-key", default=os.environ.get("PENSTOCK_API_KEY", ""), help="(PENSTOCK_API_KEY)")
+    add_server_options(parser, "of the server, or of its administrators' listener")
     args = parser.parse_args(argv)
     try:
         Server(args.url, args.api_key).order(args.engine, "role", {"role": args.role})

@@ -27,8 +27,8 @@ from penstock.core.config.argument_types import (
     positive_float,
     share,
 )
-from penstock.core.config.flags import Flag, add_flags, config_from, flags
-from penstock.core.config.foreign_flags import unknown_flag
+from penstock.core.config.flags import Flag, config_from, flags
+from penstock.core.config.parser import Parser
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import load_machines
 from penstock.core.planning.plan import Layout, Plan
@@ -128,8 +128,8 @@ def _load(args: argparse.Namespace, known: Measured | None) -> Load:
 
 def _configs(args: argparse.Namespace) -> dict[str, Config]:
     """Return each configuration's options: those for all, then its own."""
-    parser = argparse.ArgumentParser(prog="penstock simulate", add_help=False, exit_on_error=False)
-    add_flags(parser, _GROUPS, _is_simulated)
+    parser = Parser("penstock simulate --config", "", add_help=False, exit_on_error=False)
+    parser.add_flags(_GROUPS, _is_simulated)
     known = [flag for flag in flags(_GROUPS) if _is_simulated(flag)]
     common = {flag.field: getattr(args, flag.field) for flag in known if hasattr(args, flag.field)}
     found: dict[str, Config] = {}
@@ -142,7 +142,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
         except (argparse.ArgumentError, ValueError) as error:
             raise ConfigError(f"--config {text!r}: {error}") from None
         if unknown:
-            raise ConfigError(f"--config {text!r}: {unknown_flag(unknown[0], [flag.name for flag in known])}")
+            raise ConfigError(f"--config {text!r}: {parser.surplus(unknown)}")
         config = config_from(argparse.Namespace(**common | vars(own)), os.environ)
         if args.served:
             _check_served(config)
@@ -194,10 +194,10 @@ def _print(console: Console, machine: Machine, load: Load, results: Sequence[Res
             console.print(f"{result.name}: {count:,} x {error}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock simulate",
-        description="What users would feel under other options: the server's own scheduler in virtual time, against a "
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock simulate",
+        "What users would feel under other options: the server's own scheduler in virtual time, against a "
         "model of the device. Its options apply to all configurations; --config adds one with options of its own.",
     )
     _add_machine(parser.add_argument_group("machine"))
@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--served", action="store_true", help="print JSON with what plots are drawn from; the options are somebody "
         "else's, so they may name no file to write, and no module")  # fmt: skip
     add("--plot", type=Path, metavar="FILE", help="draw the comparison: .svg or .png")
-    add_flags(parser, _GROUPS, _is_simulated)
+    parser.add_flags(_GROUPS, _is_simulated)
     return parser
 
 

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.cli.engines import RefusedError, Server
-from penstock.core.cli.figures import Look, Span, number, read_look, seconds, size
+from penstock.core.cli.engines import RefusedError, Server, add_server_options
+from penstock.core.cli.figures import Look, Span, number, read_look, seconds
+from penstock.core.config.parser import Parser
+from penstock.core.config.sizes import size
 
 WINDOW_SECONDS = 60.0
 """Time that percentiles cover."""
@@ -195,13 +197,12 @@ def cut(line: str, width: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until `q`; return the exit code (1: the server does not answer)."""
-    parser = argparse.ArgumentParser(
-        prog="penstock top",
-        description="Show what a server is doing: rows, queue, rates, latencies, pages, tiers, engines, requests. q "
+    parser = Parser(
+        "penstock top",
+        "Show what a server is doing: rows, queue, rates, latencies, pages, tiers, engines, requests. q "
         "quits. Needs an API key with the scopes metrics and admin, if the server has keys.",
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server, or its administrators' listener")
-    parser.add_argument("--api-key", default=os.environ.get("PENSTOCK_API_KEY", ""), help="(PENSTOCK_API_KEY)")
+    add_server_options(parser, "of the server, or of its administrators' listener")
     parser.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="(default: 1)")
     parser.add_argument("--once", action="store_true", help="print it once, after one interval, and end")
     args = parser.parse_args(argv)

@@ -14,12 +14,23 @@ from penstock.core.config.options import ConfigError
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 """One key for everything. A variable and not an option, because everyone on the machine can read a command line."""
 
+CLIENT_KEY_HELP = (
+    f"for tries alone: everyone on this machine can read a command line; better set the variable {KEY_VARIABLE} (or "
+    "OPENAI_API_KEY)"
+)
+"""What commands say of an option with a key."""
+
 SCOPES = ("infer", "metrics", "admin")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 _FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace", "weight")
 MAX_WEIGHT = 1000.0
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def client_key(environment: Mapping[str, str] = os.environ) -> str:
+    """The key that commands send to a server; empty: none."""
+    return environment.get(KEY_VARIABLE) or environment.get("OPENAI_API_KEY") or ""
 
 
 class ApiKey(NamedTuple):

@@ -1,17 +1,38 @@
-"""The command line, made from the option structs: every field is an option, its Meta gives help and bounds."""
+"""The flags, made from the option structs: every field is an option; its Meta gives help and bounds."""
 
 import argparse
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from penstock.core.config.groups.base import Shown
 from penstock.core.config.options import Config, ConfigError, Options, validate
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+
+_UNITS = {
+    "gib": "GIB", "mib": "MIB", "bytes": "BYTES", "ms": "MS", "seconds": "SECONDS", "timeout": "SECONDS",
+    "interval": "SECONDS", "port": "PORT", "host": "HOST", "address": "ADDRESS",
+}  # fmt: skip
+"""The last word of an option's name -> what is typed behind the option."""
+
+_MAX_CHOICES = 24
+"""Characters; more choices are too long to stand behind an option's name."""
+
+GROUP_TITLES = {
+    "model": "Model",
+    "scheduler": "Scheduler",
+    "worker": "Worker",
+    "parallel": "Parallelism",
+    "frontend": "Frontend",
+    "ipc": "Addresses between the processes",
+    "log": "Log",
+}
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -22,6 +43,7 @@ class Flag(msgspec.Struct, frozen=True):
     type: Any
     default: Any
     help: str
+    shown: Shown
 
     @property
     def name(self) -> str:
@@ -33,6 +55,22 @@ class Flag(msgspec.Struct, frozen=True):
         """The environment variable that is used where the option is not given."""
         return ENVIRONMENT_PREFIX + self.field.upper()
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only values that there are; empty: others, too."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def value(self) -> str:
+        """What is typed behind it, as the help shows it: `PATH`, `N`, `auto|on|off`; empty for a switch."""
+        if self.type is bool:
+            return ""
+        choices = "|".join(self.choices)
+        number = "N" if self.type is int else "NUMBER"
+        unit = _UNITS.get(self.field.rpartition("_")[2]) or (choices if len(choices) <= _MAX_CHOICES else "") or number
+        value = self.shown.value or unit
+        return f"{value}[,...]" if get_origin(self.type) is tuple else value
+
 
 def flags(groups: Iterable[str] | None = None) -> list[Flag]:
     """All flags of the given groups of Config (default: of all), in the order of their definition."""
@@ -41,32 +79,25 @@ def flags(groups: Iterable[str] | None = None) -> list[Flag]:
         options: type[Options] = get_type_hints(Config)[group]
         hints = get_type_hints(options, include_extras=True)
         for field, default in zip(options.__struct_fields__, options.__struct_defaults__, strict=True):
-            annotation = hints[field]
-            meta = next((m for m in get_args(annotation) if isinstance(m, Meta)), Meta())
-            found.append(Flag(group, field, get_args(annotation)[0], default, meta.description or ""))
+            of_type, *notes = get_args(hints[field])
+            meta = next((note for note in notes if isinstance(note, Meta)), Meta())
+            shown = next((note for note in notes if isinstance(note, Shown)), Shown())
+            found.append(Flag(group, field, of_type, default, meta.description or "", shown))
     return found
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, groups: Iterable[str], is_wanted: Callable[[Flag], bool] = lambda flag: True
-) -> None:
-    """Add the options of these groups. Absent ones stay absent in the namespace, so that defaults live in one place."""
-    sections = {group: parser.add_argument_group(group) for group in groups}
-    for flag in filter(is_wanted, flags(groups)):
-        section = sections[flag.group]
-        text = f"{flag.help} (default: {_shown(flag.default)}; {flag.variable})".replace("%", "%%")
-        common: dict[str, Any] = {"dest": flag.field, "default": argparse.SUPPRESS, "help": text}
-        if flag.field == "model":  # the one positional of `penstock serve MODEL`
-            section.add_argument("--model", metavar="FOLDER", **common)
-        elif flag.type is bool:
-            section.add_argument(flag.name, action=argparse.BooleanOptionalAction, **common)
-        elif get_origin(flag.type) is Literal:
-            section.add_argument(flag.name, choices=get_args(flag.type), **common)
-        elif get_origin(flag.type) is tuple:
-            # One word with commas, repeatable: `nargs="+"` would take the MODEL that follows for another value.
-            section.add_argument(flag.name, action="append", metavar="NAME[,NAME...]", **common)
-        else:
-            section.add_argument(flag.name, type=flag.type, metavar=flag.type.__name__.upper(), **common)
+def spelled_out(arguments: Sequence[str], known: Collection[Flag]) -> list[str]:
+    """Replace other engines' names of these options by their own, and `_` in their names by `-`."""
+    names = {other: flag.name for flag in known for other in (*flag.shown.also, flag.name)}
+    names |= {f"--no-{flag.name[2:]}": f"--no-{flag.name[2:]}" for flag in known if flag.type is bool}
+    found: list[str] = []
+    for at, word in enumerate(arguments):
+        if word == "--":
+            return [*found, *arguments[at:]]
+        name, equals, value = word.partition("=")
+        own = names.get(name.replace("_", "-") if name.startswith("--") else name)
+        found.append(word if own is None else f"{own}{equals}{value}")
+    return found
 
 
 def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -98,9 +129,10 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     return validate(msgspec.convert(values, Config))
 
 
-def _shown(default: Any) -> str:
+def default_text(default: Any) -> str:
+    """A default as users read it."""
     if isinstance(default, bool):
         return "on" if default else "off"
     if default in ("", ()) or isinstance(default, types.NoneType):
         return "none"
-    return str(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)

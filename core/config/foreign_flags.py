@@ -4,7 +4,7 @@ A value that asks for what Penstock does anyway is accepted, so that a command f
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -28,14 +28,10 @@ _ON_ALREADY = ForeignFlag(why="it is always on", same=("", "true", "True"))
 
 FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     "vLLM": {
-        "-tp": ForeignFlag(use="--tensor-parallel-size"),
-        "-pp": ForeignFlag(use="--pipeline-parallel-size"),
-        "-dp": ForeignFlag(use="--data-parallel-size"),
         "--enable-eplb": ForeignFlag(use="--expert-load with --num-redundant-experts"),
         "--eplb-config": ForeignFlag(use="--expert-load with --num-redundant-experts"),
         "--all2all-backend": ForeignFlag(use="--expert-exchange"),
         "--distributed-executor-backend": ForeignFlag(use="--launcher", same=("mp", "uni")),
-        "-q": ForeignFlag(use="--quantization"),
         "--enable-sleep-mode": ForeignFlag(why="the weights stay in memory until the server ends"),
         "--root-path": ForeignFlag(why="let the proxy remove its prefix from paths"),
         "--enable-lora": _ADAPTERS,
@@ -50,15 +46,10 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--speculative-disable-by-batch-size": ForeignFlag(why="the number of draft tokens follows the load"),
         "--swap-space": ForeignFlag(use="--host-kv-gib", same=("0",)),
         "--cpu-offload-gb": ForeignFlag(why="weights are on one device", same=("0",)),
-        "--block-size": ForeignFlag(use="--page-size"),
-        "--num-gpu-blocks-override": ForeignFlag(use="--num-pages"),
         "--kv-cache-memory-bytes": ForeignFlag(use="--num-pages or, on a CPU, --cpu-kv-cache-gib"),
         "--max-seq-len-to-capture": ForeignFlag(why="CUDA graphs hold decodes of every length"),
         "--api-key": ForeignFlag(use="--api-keys-file, or the variable PENSTOCK_API_KEY"),
-        "--ssl-certfile": ForeignFlag(use="--tls-certificate"),
-        "--ssl-keyfile": ForeignFlag(use="--tls-key"),
         "--allowed-origins": ForeignFlag(use="--cors-origins"),
-        "--api-server-count": ForeignFlag(use="--num-frontends"),
         "--collect-detailed-traces": ForeignFlag(why="traces always have the queue, prefill and decode of a request"),
         "--disable-log-requests": ForeignFlag(use="--log-level warning"),
         "--no-enable-log-requests": ForeignFlag(use="--log-level warning"),
@@ -89,12 +80,6 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     },
     "SGLang": {
         "--is-embedding": ForeignFlag(why=_EMBEDS, same=("",)),
-        "--model-path": ForeignFlag(use="--model"),
-        "--tp-size": ForeignFlag(use="--tensor-parallel-size"),
-        "--tp": ForeignFlag(use="--tensor-parallel-size"),
-        "--dp-size": ForeignFlag(use="--data-parallel-size"),
-        "--dp": ForeignFlag(use="--data-parallel-size"),
-        "--pp-size": ForeignFlag(use="--pipeline-parallel-size"),
         "--ep-size": ForeignFlag(use="--enable-expert-parallel", same=("1",)),
         "--ep": ForeignFlag(use="--enable-expert-parallel", same=("1",)),
         "--enable-ep-moe": ForeignFlag(use="--enable-expert-parallel"),
@@ -102,9 +87,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--init-expert-location": ForeignFlag(use="--expert-load"),
         "--disaggregation-mode": ForeignFlag(use="--role", same=("null",)),
         "--disaggregation-transfer-backend": ForeignFlag(use="--kv-transport"),
-        "--context-length": ForeignFlag(use="--max-model-len"),
         "--mem-fraction-static": ForeignFlag(use="--gpu-memory-utilization"),
-        "--max-running-requests": ForeignFlag(use="--max-num-seqs"),
         "--chunked-prefill-size": ForeignFlag(use="--max-num-batched-tokens"),
         "--disable-radix-cache": ForeignFlag(use="--no-enable-prefix-caching"),
         "--disable-cuda-graph": ForeignFlag(use="--enforce-eager"),
@@ -128,17 +111,8 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     "llama.cpp": {
         "--embeddings": ForeignFlag(why=_EMBEDS, same=("",)),
         "--embd-normalize": ForeignFlag(use="--embedding-normalize"),
-        "--ctx-size": ForeignFlag(use="--max-model-len"),
-        "-c": ForeignFlag(use="--max-model-len"),
         "--n-gpu-layers": ForeignFlag(use="--device"),
         "-ngl": ForeignFlag(use="--device"),
-        "--threads": ForeignFlag(use="--num-threads"),
-        "-t": ForeignFlag(use="--num-threads"),
-        "--parallel": ForeignFlag(use="--max-num-seqs"),
-        "-np": ForeignFlag(use="--max-num-seqs"),
-        "--alias": ForeignFlag(use="--served-model-name"),
-        "-a": ForeignFlag(use="--served-model-name"),
-        "-m": ForeignFlag(use="--model"),
         "--jinja": _ON_ALREADY,
         "--model-draft": _DRAFTS,
         "-md": _DRAFTS,
@@ -188,12 +162,6 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{shown} is an option of another engine; here, use {flag.use}")
             raise ConfigError(f"{shown} is not supported: {flag.why}")
     return left
-
-
-def unknown_flag(name: str, known: Iterable[str]) -> str:
-    """What to say about an option that does not exist."""
-    near = get_close_matches(name.partition("=")[0], list(known), n=1, cutoff=0.7)
-    return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; see --help")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -17,6 +17,7 @@ from penstock.core.checkpoint.files.source import LoadError, StoredTensor, finge
 from penstock.core.checkpoint.finding.registry import open_model, served_model_names
 from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
 from penstock.core.config import Config, FrontendOptions, channel_keys
+from penstock.core.config.sizes import size
 from penstock.core.config.slow_kernels import slow_kernels
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
@@ -86,7 +87,7 @@ class Banner:
         )
         weights = "random weights" if is_dummy else "no readable weights"
         if tensors:
-            weights = f"{_short(num_parameters)} parameters, {_bytes(num_bytes)}"
+            weights = f"{_short(num_parameters)} parameters, {size(num_bytes)}"
         self._say(f"\n  [bold]Penstock[/bold] {VERSION}\n")
         architecture = f"{escape(str(architectures[0]))}{' (its text part)' * is_part}"
         self._field("model", f"[bold]{escape(self._name)}[/bold]: {architecture}, {weights}")
@@ -190,11 +191,7 @@ def _url(options: FrontendOptions, host: str, port: int) -> str:
 
 
 def _short(count: int) -> str:
-    for size, letter in ((10**9, "billion"), (10**6, "million")):
-        if count >= size:
-            return f"{count / size:.1f} {letter}"
+    for unit, letter in ((10**9, "billion"), (10**6, "million")):
+        if count >= unit:
+            return f"{count / unit:.1f} {letter}"
     return f"{count:,}"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -3,7 +3,6 @@
 A health check for schedulers that are started without the supervisor: exit code 0 if it answers, even without a worker.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import zmq
 
 from penstock.core.config.argument_types import not_negative_float
+from penstock.core.config.parser import Parser
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.key_file import KeyFileError, read_key_file
@@ -20,7 +20,7 @@ from penstock.ipc.messages import EngineReady, Probe, ToFrontend
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask once; return the exit code (0: it answers, 1: it does not, 2: invalid arguments)."""
-    parser = argparse.ArgumentParser(prog="penstock probe", description="Ask a scheduler whether it answers.")
+    parser = Parser("penstock probe", "Ask a scheduler whether it answers.")
     parser.add_argument("address", help="the scheduler's --frontend-address, as seen from here")
     parser.add_argument(
         "--seconds", type=not_negative_float, default=5.0, help="how long to wait for the answer (default: 5)"

@@ -1,5 +1,6 @@
 """The requests of a plan to the process that measures (`python -m penstock.calibration`)."""
 
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -89,6 +90,10 @@ class Ran(msgspec.Struct, frozen=True):
     steps: Sequence[tuple[Sequence[Chunk], float]]
 
 
+class SlowError(ConfigError):
+    """The answer takes longer than the caller waits."""
+
+
 class Measurer:
     """The measuring process. It answers one request at a time, and ends with the `with` block."""
 
@@ -109,10 +114,11 @@ class Measurer:
         self._process.wait()
         self._process.stdout.close()
 
-    def ask(self, request: Request, answer: type[T]) -> T:
-        """Send a request and wait for the answer.
+    def ask(self, request: Request, answer: type[T], patience: float | None = None) -> T:
+        """Send a request and wait for the answer, at most `patience` seconds.
 
         Raises:
+            SlowError: it took longer; the process that measures has been ended.
             ConfigError: it cannot be done; the message has the reason.
         """
         assert self._process.stdin is not None
@@ -120,6 +126,9 @@ class Measurer:
         try:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], patience)[0]:
+                self._process.kill()
+                raise SlowError(f"no answer within {patience:g} s")
             line = self._process.stdout.readline()
         except OSError:
             line = b""

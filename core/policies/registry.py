@@ -5,8 +5,11 @@ lifo = "my_package.policies:Lifo"
 """
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from types import ModuleType
 
 from penstock.core.config import ConfigError
 from penstock.core.policies.cache_aware import CacheAware
@@ -33,6 +36,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def make_policy(name: str) -> Policy:
     """Return a new policy: one of POLICIES, of an entry point, or of the class that `MODULE:CLASS` names.
 
+    The module may lie in the current folder.
+
     Raises:
         ConfigError: if there is no such policy.
     """
@@ -41,7 +46,7 @@ def make_policy(name: str) -> Policy:
     module, _, attribute = name.partition(":")
     try:
         if module and attribute:
-            found = getattr(importlib.import_module(module), attribute)
+            found = getattr(_imported(module), attribute)
         else:
             found = next((entry.load() for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
     except (ImportError, AttributeError) as error:
@@ -51,3 +56,11 @@ def make_policy(name: str) -> Policy:
             f"--scheduling-policy must be {', '.join(POLICIES)} or MODULE:CLASS of a Policy, got {name!r}"
         )
     return found()
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module, which may lie in the current folder: the installed command does not look there."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that it hides nothing
+    return importlib.import_module(name)

@@ -14,8 +14,8 @@ from msgspec import Meta
 from penstock.core.checkpoint.finding.registry import served_model_names
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.flags import config_from, flags
-from penstock.core.config.foreign_flags import unknown_flag
 from penstock.core.config.options import check_tiers
+from penstock.core.config.parser import unknown_flag
 
 _NOT_OURS = {
     "ipc": {"frontend_address", "worker_address", "rendezvous_address", "runtime_dir", "channel_key_file"},

@@ -1,7 +1,7 @@
 """`penstock models`: the checkpoints on this machine, and what each needs. Reads JSON files and headers of weights."""
 
-import argparse
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -20,10 +20,13 @@ from penstock.core.checkpoint.files.source import Checkpoint, Incomplete
 from penstock.core.checkpoint.finding.located import find_local, hub_cache, hub_name, located
 from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
-from penstock.core.checkpoint.gguf.container import part_paths
+from penstock.core.checkpoint.gguf.choice import chosen_file, has_only_gguf
+from penstock.core.checkpoint.gguf.container import gguf_models, part_paths
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.config import Config, ConfigError, LogOptions, ModelOptions
+from penstock.core.config.parser import Parser
+from penstock.core.config.sizes import size
 from penstock.frontend.parsing.reasoning import reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate
@@ -33,6 +36,9 @@ from penstock.ipc.process import EXIT_CONFIG
 
 _KV_TOKENS = 1024
 _MAX_PHRASE = 60
+_CONFIG = "config.json"
+_DEPTH = 2
+"""Levels of folders below the one that is listed: model managers keep FOLDER/ORG/NAME/model.gguf."""
 _FOLDERS = re.compile(r"'[^']*/([^'/]*)'")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -79,29 +85,39 @@ class Model(msgspec.Struct, kw_only=True):
         return sum(group.bytes_per_token for group in self.page_groups)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """List all checkpoints, or describe one; return the exit code (2: there is no such checkpoint)."""
-    parser = argparse.ArgumentParser(
-        prog="penstock models",
-        description="List the demo model and the checkpoints in the local cache of the Hugging Face hub: parameters, "
-        f"size, and the memory for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is stored.",
+def main(argv: Sequence[str] | None = None, prog: str = "penstock models") -> int:
+    """List all checkpoints, or describe one; return the exit code (2: there is no such checkpoint).
+
+    Args:
+        argv: the command's arguments.
+        prog: the command that the user has typed.
+    """
+    parser = Parser(
+        prog,
+        "List the models that are here: the demo model, those in the local cache of the Hugging Face hub, GGUF files "
+        "in llama.cpp's cache and in the current folder; or those in FOLDER. Tells parameters, size, and the memory "
+        f"for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is stored.",
     )
-    parser.add_argument("model", nargs="?", help="tell about this one alone: a folder, or ORG/NAME[@REVISION]")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL|FOLDER",
+        help="tell about this one alone: checkpoint folder, GGUF file, or ORG/NAME[:FILE][@REVISION]; or list the "
+        "GGUF files and checkpoint folders in a folder",
+    )  # fmt: skip
     parser.add_argument("--download", action="store_true", help="fetch it first, if it is not in the cache")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     try:
         if args.download:
             _download(args.model)
-        models = [_one(args.model)] if args.model else list(_all())
+        models, is_one = _chosen(args.model)
     except ConfigError as error:
-        print(f"penstock models: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return EXIT_CONFIG
     finally:
         flush_logs()
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(models[0] if args.model else models), indent=2).decode())
-    elif args.model:
+        print(msgspec.json.format(msgspec.json.encode(models[0] if is_one else models), indent=2).decode())
+    elif is_one:
         _print_one(models[0])
     elif sys.stdout.isatty():
         _print_table(models)
@@ -119,12 +135,55 @@ def _download(model: str | None) -> None:
     )
 
 
+def _chosen(given: str | None) -> tuple[list[Model], bool]:
+    """The models to tell about, and whether one was asked for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if given is None:
+        return list(_all()), False
+    path, name, _ = find_local(given)
+    if path is None or name or not path.is_dir() or (path / _CONFIG).is_file():
+        return [_one(given)], True
+    found = list(_inside(path))
+    if not found:
+        raise ConfigError(f"{given!r} holds neither a checkpoint folder nor a GGUF file")
+    return [look(each, str(each)) for each in found], False
+
+
+def _inside(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The checkpoint folders and GGUF files in a folder; of several parts, the first."""
+    try:
+        entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return
+    if any(path.name == _CONFIG for path in entries):
+        yield folder
+    yield from _gguf_files(folder)
+    if depth:
+        for path in entries:
+            if path.is_dir():
+                yield from _inside(path, depth - 1)
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder; of several parts, the first."""
+    return [folder / name for name in gguf_models([path.name for path in folder.glob("*.gguf")])]
+
+
+def _llama_cache() -> Path:
+    """Where llama.cpp keeps its downloads."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LLAMA_CACHE") or home / "llama.cpp").expanduser()
+
+
 def _one(given: str) -> Model:
     path, name, revision = find_local(given)
     if path is None and "/" not in given:
-        raise ConfigError(f"no checkpoint folder at {given!r}")
+        raise ConfigError(f"there is no folder, file or download {given!r} here")
     if path is None:
-        raise ConfigError(f"{given} is not on this machine; `penstock serve {given}` downloads it and serves it")
+        raise ConfigError(f"{given} is not on this machine; `penstock pull {given}` downloads it")
     open_checkpoint(path)  # raises if it is not a checkpoint
     return look(path, name or given, revision or _commit(path))
 
@@ -135,13 +194,35 @@ def _all() -> Iterator[Model]:
     for cached in sorted(hub_cache().glob("models--*")):
         snapshots = sorted(path for path in (cached / "snapshots").glob("*") if path.is_dir())
         for snapshot in snapshots:
-            yield look(snapshot, hub_name(cached), ", ".join(_refs(cached, snapshot.name)) or snapshot.name)
+            revision = ", ".join(_refs(cached, snapshot.name)) or snapshot.name
+            for path, name in _of_snapshot(snapshot, hub_name(cached)):
+                yield look(path, name, revision)
         if not snapshots:
             yield Model(name=hub_name(cached), path=str(cached), reason="incomplete: nothing has been downloaded yet")
+    for folder in (_llama_cache(), Path()):
+        for path in _gguf_files(folder):
+            yield look(path, str(path))
+
+
+def _of_snapshot(snapshot: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """A snapshot's models: itself, or each of its GGUF files, with a name that means this one."""
+    names = [path.name for path in snapshot.iterdir()]
+    files = gguf_models([each for each in names if each.endswith(".gguf")])
+    if len(files) < 2 or not has_only_gguf(names):
+        yield snapshot, name
+        return
+    for file in files:
+        stem = file.removesuffix(".gguf")
+        for choice in (stem.rpartition("-")[2], stem):
+            with suppress(ConfigError):  # several have this word
+                if chosen_file(name, names, choice) == file:
+                    yield snapshot / file, f"{name}:{choice}"
+                    break
 
 
 def _commit(path: Path) -> str | None:
-    return path.name if path.parent.name == "snapshots" else None
+    folder = path if path.is_dir() else path.parent
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _refs(cached: Path, commit: str) -> list[str]:
@@ -237,8 +318,8 @@ def _row(model: Model) -> tuple[str, ...]:
         (model.architecture or "-").removesuffix("ForCausalLM"),
         "-" if model.parameters is None else _count(model.parameters),
         model.dtype or "-",
-        _size(model.bytes_on_disk),
-        "-" if model.memory_bytes is None else _size(model.memory_bytes),
+        size(model.bytes_on_disk),
+        "-" if model.memory_bytes is None else size(model.memory_bytes),
         model.served_by or f"no: {_phrase(model.reason or 'unknown')}",
         _formats(model.chat),
     )
@@ -279,10 +360,10 @@ def _print_one(model: Model) -> None:
         *zip(_HEADERS[1:-2], _row(model)[1:-2], strict=True),
     ]
     if model.weight_bytes is not None:
-        told.append(("weights", _size(model.weight_bytes)))
+        told.append(("weights", size(model.weight_bytes)))
     for group in model.page_groups:
         of_the_last = f" of the last {group.window:,} tokens" if group.window is not None else ""
-        told.append(("KV of a token", f"{_size(group.bytes_per_token)} in {group.num_layers} layers{of_the_last}"))
+        told.append(("KV of a token", f"{size(group.bytes_per_token)} in {group.num_layers} layers{of_the_last}"))
     if model.max_model_len is not None:
         told.append(("longest sequence", f"{model.max_model_len:,} tokens"))
     told.append(("chat", _formats(model.chat)))
@@ -303,12 +384,6 @@ def _phrase(sentence: str) -> str:
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= 1e8:
-        return f"{num_bytes / 1e9:.2f} GB"
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_nothing_behind(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: usage)
         assert main([str(DEMO), str(out), "--format", "int8"]) == 2
-    assert "0.00 GB of the disk are free" in capsys.readouterr().err
+    assert "976.6 KiB of the disk are free" in capsys.readouterr().err
     checkpoint = QuantizedCheckpoint(HuggingFaceFolder(DEMO), Wanted(Recipe("int8"), None))
 
     def fail(job: Job) -> None:

@@ -29,6 +29,7 @@ from penstock.core.checkpoint.gguf.checkpoint import GGUFCheckpoint
 from penstock.core.checkpoint.gguf.choice import chosen_file, has_only_gguf
 from penstock.core.checkpoint.gguf.container import part_names
 from penstock.core.config.options import ConfigError, ModelImpl
+from penstock.core.config.sizes import size
 
 log = structlog.get_logger()
 
@@ -117,13 +118,13 @@ class _Repository:
 
     def fetch(self, sizes: dict[str, int]) -> None:
         """Fetch those of the named files that are not there yet; sizes in bytes."""
-        absent = {file: size for file, size in sizes.items() if not (self._folder / file).is_file()}
+        absent = {file: count for file, count in sizes.items() if not (self._folder / file).is_file()}
         if not absent:
             return
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         needed, free = sum(absent.values()), shutil.disk_usage(self._folder.parent).free
         if needed + _SPARE_BYTES > free:
-            raise OSError(errno.ENOSPC, f"{_gb(needed)} to download, {_gb(free)} free")
+            raise OSError(errno.ENOSPC, f"{size(needed)} to download, {size(free)} free")
         pool = ThreadPoolExecutor(_AT_ONCE)
         with _Progress(self._shown, needed) as progress:
             fetched = [pool.submit(self._fetch_file, file, progress) for file in absent]
@@ -160,12 +161,12 @@ class _Progress:
         if self._num_bytes < _WORTH_TELLING:
             return self
         if not sys.stderr.isatty():
-            log.info("downloading", model=self._shown, of=_gb(self._num_bytes))
+            log.info("downloading", model=self._shown, of=size(self._num_bytes))
         else:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
             bar = self._stack.enter_context(Progress("{task.description}", *columns, console=Console(stderr=True)))
             task = bar.add_task(f"downloading {self._shown}", total=self._num_bytes)
             self._advance = lambda count: bar.advance(task, count)
@@ -179,8 +180,8 @@ class _Progress:
         if now - self._logged < _LOG_SECONDS:
             return
         self._logged = now
-        rate = _gb(self._num_come / (now - self._began))
-        come, of = _gb(self._num_come), _gb(self._num_bytes)
+        rate = size(self._num_come / (now - self._began))
+        come, of = size(self._num_come), size(self._num_bytes)
         self._context.run(log.info, "downloading", model=self._shown, received=come, of=of, per_second=rate)
 
     def _add(self, count: float) -> None:
@@ -309,7 +310,3 @@ def _remember(ref: Path, commit: str) -> None:
         new = ref.with_name(f"{ref.name}.{os.getpid()}.new")
         new.write_text(commit)
         new.replace(ref)
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

@@ -73,6 +73,11 @@ def located(
             except ConfigError as error:
                 raise ConfigError(f"{lacks}; {error}" if lacks else str(error)) from None
     if folder is None:
+        if "/" not in name:
+            raise ConfigError(
+                f"there is no folder or file {given!r} here, and models of the Hugging Face hub have names of two "
+                "parts, such as Qwen/Qwen3-0.6B"
+            )
         raise ConfigError(
             f"no checkpoint folder at {given!r}, and no download of that name in {str(hub_cache(environment))!r}; "
             f"`{_hf_download(name, revision)}` fetches it" + (" (HF_HUB_OFFLINE is set)" * _is_offline(environment))

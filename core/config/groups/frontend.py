@@ -4,22 +4,29 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.core.config.groups.base import Options
+from penstock.core.config.groups.base import Options, Shown
 
 
 class FrontendOptions(Options, frozen=True):
     """The HTTP side."""
 
     host: Annotated[
-        str, Meta(description="Address to listen on. If others can reach it, API keys or --insecure-bind are required.")
+        str,
+        Meta(description="Address to listen on. If others can reach it, API keys or --insecure-bind are required."),
+        Shown(line="address to listen on"),
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(description="Port to listen on. 0: the system chooses one.", ge=0, le=65535)] = 8000
+    port: Annotated[
+        int,
+        Meta(description="Port to listen on. 0: the system chooses one.", ge=0, le=65535),
+        Shown(line="port to listen on; 0: any"),
+    ] = 8000
     insecure_bind: Annotated[
         bool,
         Meta(
             description="Allow an address that others can reach without API keys. Anyone who reaches it can then "
             "use the server."
         ),
+        Shown(line="let others reach it without API keys"),
     ] = False
     admin_port: Annotated[
         int,
@@ -29,6 +36,7 @@ class FrontendOptions(Options, frozen=True):
             ge=0,
             le=65535,
         ),
+        Shown(line="second port, for /metrics, /engines and /debug alone"),
     ] = 0
     admin_host: Annotated[
         str,
@@ -43,9 +51,12 @@ class FrontendOptions(Options, frozen=True):
             description="Show browsers a page at `/` (docs/web-ui.md): to chat, and to see what the scheduler does. "
             "'auto': where only this machine can reach --host."
         ),
+        Shown(line="a page for browsers at /"),
     ] = "auto"
     num_frontends: Annotated[
-        int, Meta(description="Number of frontend processes. They share the ports.", ge=1, le=64)
+        int,
+        Meta(description="Number of frontend processes. They share the ports.", ge=1, le=64),
+        Shown(line="frontend processes", also=("--api-server-count",)),
     ] = 1
     routing: Annotated[
         Literal["prefix", "least-loaded", "round-robin"],
@@ -54,6 +65,7 @@ class FrontendOptions(Options, frozen=True):
             "prompt is cached, until more waits there than that saves; 'least-loaded': where the least waits; "
             "'round-robin': each in turn."
         ),
+        Shown("NAME", "prefix, least-loaded or round-robin"),
     ] = "prefix"
     pooling: Annotated[
         Literal["auto", "last", "mean"],
@@ -69,9 +81,11 @@ class FrontendOptions(Options, frozen=True):
             "such file."
         ),
     ] = "auto"
-    chat_template: Annotated[str, Meta(description="File with a chat template to use instead of the checkpoint's.")] = (
-        ""
-    )
+    chat_template: Annotated[
+        str,
+        Meta(description="File with a chat template to use instead of the checkpoint's."),
+        Shown("PATH", "chat template to use instead of the model's"),
+    ] = ""
     open_objects: Annotated[
         bool,
         Meta(
@@ -92,6 +106,7 @@ class FrontendOptions(Options, frozen=True):
             description="TOML file with API keys (`penstock keys` makes entries). With this, or with a key in "
             "PENSTOCK_API_KEY, every route but probes and the web UI requires a key."
         ),
+        Shown("PATH", "API keys; for a single one, the variable PENSTOCK_API_KEY"),
     ] = ""
     tenant_by: Annotated[
         Literal["key", "user"],
@@ -107,10 +122,12 @@ class FrontendOptions(Options, frozen=True):
             description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; "
             "each request is told to it as a trace. Needs the packages of penstock-llm[otel]. Empty: no traces."
         ),
+        Shown("URL"),
     ] = ""
     access_log: Annotated[
         str,
         Meta(description="File that gets a line for each request, beside the log; SIGHUP opens it anew. Empty: none."),
+        Shown("PATH", "a line for each request"),
     ] = ""
     access_log_format: Annotated[
         Literal["combined", "json"],
@@ -130,6 +147,7 @@ class FrontendOptions(Options, frozen=True):
             "price: that of their device seconds. 0: none.",
             ge=0.0,
         ),
+        Shown("PRICE"),
     ] = 0.0
     share_prefix_cache: Annotated[
         bool,
@@ -145,6 +163,7 @@ class FrontendOptions(Options, frozen=True):
             description="Origins whose web pages may call this server from a browser, such as "
             "https://chat.example.org. Empty: none."
         ),
+        Shown("ORIGIN", "origins whose web pages may call this server"),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
@@ -153,15 +172,19 @@ class FrontendOptions(Options, frozen=True):
             "instance the name of a reverse proxy. * allows any. Empty: localhost only on a loopback "
             "address, any name on another address."
         ),
+        Shown("HOST", "host names that it answers to without API keys"),
     ] = ()
     tls_certificate: Annotated[
         str,
         Meta(
             description="PEM file with the server's certificate and its intermediate certificates. Requires --tls-key."
         ),
+        Shown("PATH", "PEM file: speak https", ("--ssl-certfile",)),
     ] = ""
     tls_key: Annotated[
-        str, Meta(description="PEM file with the certificate's private key. With both files the server speaks https.")
+        str,
+        Meta(description="PEM file with the certificate's private key. With both files the server speaks https."),
+        Shown("PATH", "PEM file with the certificate's private key", ("--ssl-keyfile",)),
     ] = ""
     max_body_bytes: Annotated[
         int,
@@ -183,6 +206,7 @@ class FrontendOptions(Options, frozen=True):
             description="Hosts from which images of requests are fetched (docs/images.md), such as cdn.example.org, "
             "*.example.org or cdn.example.org:8443; never from private addresses. Empty: images come in data: URLs."
         ),
+        Shown("HOST", "hosts from which images of requests are fetched"),
     ] = ()
     max_images: Annotated[
         int, Meta(description="Most images in one request to a model that takes images. 0: none.", ge=0, le=1024)
@@ -193,6 +217,7 @@ class FrontendOptions(Options, frozen=True):
     max_image_pixels: Annotated[
         int,
         Meta(description="Most pixels of an image, width times height, before the model's processor shrinks it.", ge=1),
+        Shown("PIXELS"),
     ] = 64 << 20
     image_timeout: Annotated[
         float,
@@ -225,6 +250,7 @@ class FrontendOptions(Options, frozen=True):
             "more. 0: no limit.",
             ge=0.0,
         ),
+        Shown(line="longest time for any request; 0: no limit"),
     ] = 0.0
     health_timeout: Annotated[
         float,
@@ -243,7 +269,9 @@ class FrontendOptions(Options, frozen=True):
         ),
     ] = 60.0
     shutdown_timeout: Annotated[
-        float, Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0)
+        float,
+        Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0),
+        Shown(line="time for running requests after SIGTERM"),
     ] = 30.0
     tool_prompt: Annotated[
         Literal["generic", "none"],
@@ -303,6 +331,7 @@ class FrontendOptions(Options, frozen=True):
             description="How the model writes tool calls. 'auto' finds out from the chat template, 'none' refuses"
             " tools."
         ),
+        Shown("NAME", "how the model writes tool calls; none: refuse tools"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal[
@@ -327,6 +356,7 @@ class FrontendOptions(Options, frozen=True):
             "think_response",
         ],
         Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
+        Shown("NAME", "how the model marks its reasoning"),
     ] = "auto"
     max_stored_responses: Annotated[
         int,
@@ -346,6 +376,7 @@ class FrontendOptions(Options, frozen=True):
             "database in --data-dir or, without one, a temporary file that the frontends of one `penstock serve` share "
             "(with tcp:// addresses: each frontend's memory)."
         ),
+        Shown("PATH"),
     ] = ""
     max_resumable_bytes: Annotated[
         int,
@@ -375,6 +406,7 @@ class FrontendOptions(Options, frozen=True):
             description="Folder for what outlives the server: a SQLite database, uploaded files, batches and their "
             "results (docs/batches.md). All frontends of a launch share it. Empty: no files, no batches."
         ),
+        Shown("PATH", "folder for uploaded files, batches and stored responses"),
     ] = ""
     max_file_bytes: Annotated[
         int, Meta(description="Largest file that can be uploaded to /v1/files, in bytes.", ge=1)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.core.config.groups.base import Options
+from penstock.core.config.groups.base import Options, Shown
 
 
 class IpcOptions(Options, frozen=True):
@@ -16,6 +16,7 @@ class IpcOptions(Options, frozen=True):
             description="ZeroMQ address where scheduler and frontends meet; those of several engines are separated by "
             "commas. Empty: a private ipc:// socket."
         ),
+        Shown(line="where scheduler and frontends meet, if started apart"),
     ] = ""
     worker_address: Annotated[
         str,
@@ -23,6 +24,7 @@ class IpcOptions(Options, frozen=True):
             description="ZeroMQ address where scheduler and workers meet; those of several engines are separated by "
             "commas. Empty: a private ipc:// socket."
         ),
+        Shown(line="where scheduler and workers meet, if started apart"),
     ] = ""
     rendezvous_address: Annotated[
         str,
@@ -32,7 +34,7 @@ class IpcOptions(Options, frozen=True):
         ),
     ] = ""
     runtime_dir: Annotated[
-        str, Meta(description="Folder (mode 0700) for ipc:// sockets. Empty: a new temporary one.")
+        str, Meta(description="Folder (mode 0700) for ipc:// sockets. Empty: a new temporary one."), Shown("PATH")
     ] = ""
     channel_key_file: Annotated[
         str,
@@ -40,6 +42,7 @@ class IpcOptions(Options, frozen=True):
             description="File with the CURVE keys for tcp:// addresses (`penstock keys --channel FILE` makes "
             "one). All processes of a launch need the same file; without it nobody can connect."
         ),
+        Shown("PATH", "keys for tcp:// addresses (`penstock keys --channel`)"),
     ] = ""
     heartbeat_interval: Annotated[float, Meta(description="Seconds between heartbeats.", gt=0.0)] = 1.0
     heartbeat_timeout: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.core.config.groups.base import Options
+from penstock.core.config.groups.base import Options, Shown
 
 ModelImpl = Literal["auto", "own", "transformers"]
 
@@ -14,10 +14,16 @@ class ModelOptions(Options, frozen=True):
 
     model: Annotated[
         str,
-        Meta(description="Checkpoint folder, or ORG/NAME[@REVISION] of the Hugging Face hub. Empty: the demo model."),
+        Meta(
+            description="Checkpoint folder, GGUF file, or ORG/NAME[:FILE][@REVISION] of the Hugging Face hub. "
+            "Empty: the demo model."
+        ),
+        Shown("MODEL", "folder, file.gguf, or ORG/NAME[:FILE][@REVISION] of the hub", ("-m", "--model-path")),
     ] = ""
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="Names of the model in the API. The first one is reported.")
+        tuple[str, ...],
+        Meta(description="Names of the model in the API. The first one is reported."),
+        Shown("NAME", "names of the model in the API", ("-a", "--alias")),
     ] = ()
     max_model_len: Annotated[
         int,
@@ -25,6 +31,10 @@ class ModelOptions(Options, frozen=True):
             description="Longest prompt plus output of one sequence, in tokens. 0: as long as the model and the "
             "KV pool allow.",
             ge=0,
+        ),
+        Shown(
+            line="longest prompt plus output, in tokens (default: what fits)",
+            also=("-c", "--ctx-size", "--context-length"),
         ),
     ] = 0
     model_impl: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.core.config.groups.base import Options
+from penstock.core.config.groups.base import Options, Shown
 
 RoleName = Literal["both", "prefill", "decode"]
 KVTransportName = Literal["auto", "shared_memory", "zmq", "nixl"]
@@ -20,6 +20,7 @@ class ParallelOptions(Options, frozen=True):
             ge=1,
             le=1024,
         ),
+        Shown(line="workers that share each layer", also=("-tp", "--tp", "--tp-size")),
     ] = 1
     pipeline_parallel_size: Annotated[
         int,
@@ -28,6 +29,7 @@ class ParallelOptions(Options, frozen=True):
             ge=1,
             le=1024,
         ),
+        Shown(line="stages with a part of the layers each", also=("-pp", "--pp", "--pp-size")),
     ] = 1
     pipeline_layers: Annotated[
         str,
@@ -35,9 +37,12 @@ class ParallelOptions(Options, frozen=True):
             description="How many layers each stage has, such as '10,12'. Empty: balanced by the estimated time of "
             "each stage, the last one's with the output matrix."
         ),
+        Shown("N,N..."),
     ] = ""
     data_parallel_size: Annotated[
-        int, Meta(description="Engines behind one server, each with the whole model.", ge=1, le=1024)
+        int,
+        Meta(description="Engines behind one server, each with the whole model.", ge=1, le=1024),
+        Shown(line="engines behind one server, each with the whole model", also=("-dp", "--dp", "--dp-size")),
     ] = 1
 
     launcher: Annotated[
@@ -47,6 +52,7 @@ class ParallelOptions(Options, frozen=True):
             "the one that this machine is a node of), with --num-threads processors and a GPU for each worker. Needs "
             "`pip install 'penstock-llm[ray]'`."
         ),
+        Shown(line="where workers are started"),
     ] = "local"
     check_ranks: Annotated[
         bool,
@@ -61,6 +67,7 @@ class ParallelOptions(Options, frozen=True):
             description="Spread whole experts over the --tensor-parallel-size workers of a stage, instead of a part of "
             "each expert. Attention and shared experts are split as before."
         ),
+        Shown(line="whole experts on each worker of a stage"),
     ] = False
     num_redundant_experts: Annotated[
         int,
@@ -77,6 +84,7 @@ class ParallelOptions(Options, frozen=True):
             description="File with the tokens that went to each expert, as GET /debug/expert_load answers: experts are "
             "placed, and copied, so that workers have equally many. Empty: they are taken as equal."
         ),
+        Shown("PATH"),
     ] = ""
     expert_exchange: Annotated[
         Literal["auto", "all-reduce", "all-to-all"],
@@ -93,6 +101,7 @@ class ParallelOptions(Options, frozen=True):
             "with them, 'both' serves alone and can become either (`penstock role`). One for all engines, or one for "
             "each, with commas. None: engines serve alone, and hand nothing over."
         ),
+        Shown("ROLE", "prefill, decode or both, for all engines or for each"),
     ] = ()
     kv_transport: Annotated[
         KVTransportName,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.core.config.groups.base import Options
+from penstock.core.config.groups.base import Options, Shown
 
 BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
 PreemptionKind = Literal["recompute", "swap", "auto"]
@@ -21,6 +21,10 @@ class SchedulerOptions(Options, frozen=True):
             ge=0,
             le=4096,
         ),
+        Shown(
+            line="most sequences in one step (default: by the device)",
+            also=("-np", "--parallel", "--max-running-requests"),
+        ),
     ] = 0
     max_num_batched_tokens: Annotated[
         int,
@@ -30,6 +34,7 @@ class SchedulerOptions(Options, frozen=True):
             ge=0,
             le=1 << 20,
         ),
+        Shown(line="most tokens in one step (default: by the device)"),
     ] = 0
     max_prefill_ms: Annotated[
         int,
@@ -38,15 +43,20 @@ class SchedulerOptions(Options, frozen=True):
             "milliseconds: prompts are cut into smaller chunks to keep to it. 0: no limit.",
             ge=0,
         ),
+        Shown(line="longest step with prompts while others stream"),
     ] = 250
     page_size: Annotated[
-        int, Meta(description="Tokens per KV page, a power of two. 0: what suits the device.", ge=0, le=1024)
+        int,
+        Meta(description="Tokens per KV page, a power of two. 0: what suits the device.", ge=0, le=1024),
+        Shown(also=("--block-size",)),
     ] = 0
     pipeline_depth: Annotated[
         int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
     ] = 1
     enable_prefix_caching: Annotated[
-        bool, Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes.")
+        bool,
+        Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes."),
+        Shown(line="compute equal beginnings of prompts each time anew"),
     ] = True
     scheduling_policy: Annotated[
         str,
@@ -56,6 +66,7 @@ class SchedulerOptions(Options, frozen=True):
             "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
             "the request's targets, or MODULE:CLASS, a policy of your own."
         ),
+        Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
     ] = "fcfs"
     max_policy_delay: Annotated[
         float,
@@ -64,6 +75,7 @@ class SchedulerOptions(Options, frozen=True):
             "whatever the policy; such requests take turns as under fcfs. 0: the policy's default.",
             ge=0.0,
         ),
+        Shown("SECONDS"),
     ] = 0.0
     late_requests: Annotated[
         Literal["demote", "refuse"],
@@ -94,7 +106,9 @@ class SchedulerOptions(Options, frozen=True):
         ),
     ] = 100
     max_num_queued_seqs: Annotated[
-        int, Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1)
+        int,
+        Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1),
+        Shown(line="most sequences in the queue, else status 429"),
     ] = 4096
     max_num_queued_tokens: Annotated[
         int,
@@ -112,6 +126,7 @@ class SchedulerOptions(Options, frozen=True):
             "wait. 0: no limit.",
             ge=0.0,
         ),
+        Shown("SECONDS", "longest wait for a row, else status 429"),
     ] = 4.0
     overload_order: Annotated[
         Literal["oldest", "newest"],
@@ -140,13 +155,16 @@ class SchedulerOptions(Options, frozen=True):
             ge=1,
         ),
     ] = 64
-    step_trace: Annotated[str, Meta(description="Write one JSON line per step to this file. Empty: no trace.")] = ""
+    step_trace: Annotated[
+        str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
+    ] = ""
     record: Annotated[
         str,
         Meta(
             description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
             " reads. Empty: no recording."
         ),
+        Shown("PATH", "write down what happens, for `penstock replay`"),
     ] = ""
     record_mib: Annotated[
         int,

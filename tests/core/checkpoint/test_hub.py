@@ -305,7 +305,7 @@ async def test_a_name_is_downloaded_and_served(hub: FakeHub, tmp_path: Path) -> 
 def test_a_command_downloads_alone(hub: FakeHub, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url}
-        command = [sys.executable, "-m", "penstock.core.cli", "models", "--download", *arguments]
+        command = [sys.executable, "-m", "penstock.core.cli", "pull", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
     done = run(NAME)
@@ -313,10 +313,14 @@ def test_a_command_downloads_alone(hub: FakeHub, tmp_path: Path) -> None:
     hub.asked.clear()
     assert run(NAME).returncode == 0
     assert hub.asked == []
-    for arguments, words in (((), "ORG/NAME"), (("org/other",), "there is no folder 'org/other' here")):
+    for arguments, words in (
+        ((), "ORG/NAME"),
+        (("llama3:8b",), "names of two parts"),
+        (("org/other",), "there is no folder 'org/other' here"),
+    ):
         refused = run(*arguments)
         assert refused.returncode == 2
-        assert refused.stderr.startswith("penstock models: ")
+        assert refused.stderr.startswith("penstock pull: ")
         assert words in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
 

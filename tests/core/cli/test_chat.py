@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.core.cli.chat import ChatError, Conversation, Reasoning, _write_answer, command, first_model, wrapped
+from penstock.core.cli.chat import ChatError, Conversation, Reasoning, _write_answer, ask, command, first_model, wrapped
 
 
 class FakeServer:
@@ -78,7 +78,39 @@ async def test_a_conversation_keeps_its_history_and_parameters(server: tuple[Fak
     assert command("/clear", conversation) == "forgotten"
     assert conversation.messages == []
     assert command("/quit", conversation) is None
-    assert "/stats" in (command("/nonsense", conversation) or "")
+    assert "/stats" in (command("/help", conversation) or "")
+    assert command("/nonsense", conversation) == "unknown command /nonsense; /help lists the commands"
+    assert command("/param", conversation) == "unknown command /param; did you mean /params?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("temperature=abc", "temperature is a number, not 'abc'"),
+        ("temperature=true", "temperature is a number, not 'true'"),
+        ("max_tokens=1.5", "max_tokens is a whole number, not '1.5'"),
+        ("temprature=0.5", "there is no parameter temprature; did you mean temperature?"),
+        ("top_k=5 max_tokens=ten", "max_tokens is a whole number, not 'ten'"),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_refused(typed: str, said: str) -> None:
+    conversation = Conversation("http://127.0.0.1:9", "m")
+    assert command(f"/params {typed}", conversation) == said
+    assert conversation.params == {}
+    assert command("/params temperature=1 of_another_server=x", conversation) == (
+        'parameters: temperature=1 of_another_server="x"'
+    )
+
+
+async def test_one_prompt_is_answered_and_that_is_all(
+    server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation, file = Conversation(server[1], "m"), StringIO()
+    assert await asyncio.to_thread(ask, conversation, Console(file=file), "hi") == 0
+    assert file.getvalue() == "Hello!\n"
+    conversation.messages = []
+    assert await asyncio.to_thread(ask, conversation, Console(file=file), "refuse") == 1
+    assert capsys.readouterr().err == "penstock: no such thing\n"
 
 
 async def test_errors_are_told_and_forgotten(server: tuple[FakeServer, str]) -> None:
@@ -90,7 +122,7 @@ async def test_errors_are_told_and_forgotten(server: tuple[FakeServer, str]) -> 
     fake.fail_after = 1
     with pytest.raises(ChatError, match="broke"):
         await say(conversation, "hi")
-    with pytest.raises(ChatError, match="no model"):
+    with pytest.raises(ChatError, match=r"no server answers at http://127\.0\.0\.1:9 \(Connection refused\)"):
         await first_model("http://127.0.0.1:9", {})
 
 

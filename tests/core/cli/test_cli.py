@@ -1,5 +1,6 @@
 """The command line as people type it, who may know another engine's."""
 
+import importlib
 import os
 import signal
 import socket
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from penstock import demo
+from penstock.core.cli.commands import COMMANDS
 from penstock.core.cli.tool import INTERRUPTED, UNREAD
 from penstock.core.config import ConfigError
-from penstock.core.config.api_keys import load_api_keys
+from penstock.core.config.api_keys import client_key, load_api_keys
 from penstock.core.config.flags import flags
 from penstock.core.config.foreign_flags import FOREIGN_FLAGS, unknown_variables, without_foreign_flags
 
@@ -130,15 +132,22 @@ def test_what_speaks_no_http_is_no_server() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("pull", "llama3"), ("penstock models --download", "penstock serve")),
-        (("run", "llama3"), ("penstock serve", "penstock chat")),
+        (("pull", "llama3"), ("no folder or file 'llama3'", "Qwen/Qwen3-0.6B")),
+        (("run", "qwen3:0.6b"), ("no folder or file 'qwen3:0.6b'", "Qwen/Qwen3-0.6B")),
+        (("serve", "qwen3:0.6b"), ("no folder or file 'qwen3:0.6b'", "Qwen/Qwen3-0.6B")),
         (("srve",), ("did you mean serve",)),
+        (("sim",), ("did you mean simulate",)),
+        (("frobnicate",), ("see `penstock --help`",)),
+        (("show", "m"), ("penstock models MODEL",)),
+        (("plan", "--gp", "h100", "m"), ("there is no option --gp",)),
+        (("chat", "--syste", "x"), ("did you mean --system",)),
+        (("run", "m", "hello", "--max-num-seq", "3"), ("did you mean --max-num-seqs",)),
         (("serve", "--max-num-seks", "3"), ("did you mean --max-num-seqs",)),
         (("serve", "--nothing-like-it"), ("--nothing-like-it", "--help")),
         (("serve", "--num-speculative-tokens", "2"), ("--num-speculative-tokens", "--speculative-config")),
         (("serve", "--swap_space=4"), ("--swap_space 4", "--host-kv-gib")),
         (("serve", "--seed", "3"), ("--seed", "not supported", "each request")),
-        (("serve", "--ctx-size", "4096"), ("--max-model-len",)),
+        (("serve", "--mem-fraction-static", "0.8"), ("--gpu-memory-utilization",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -147,6 +156,7 @@ def test_what_does_not_exist_is_said_with_what_does(arguments: tuple[str, ...], 
     assert code == 2
     assert len(said.splitlines()) == 1
     assert all(word in said for word in words)
+    assert "hf download" not in said
 
 
 def test_foreign_flags_are_not_ours() -> None:
@@ -174,6 +184,41 @@ def test_each_foreign_flag_is_explained(flag: str) -> None:
     with pytest.raises(ConfigError) as caught:
         without_foreign_flags(["serve", flag + "=something else"])
     assert flag in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.module])
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    module = importlib.import_module(COMMANDS[name].module)
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{COMMANDS[name].module}.__main__")
+    with pytest.raises(SystemExit) as ended:
+        module.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith(f"usage: penstock {'models' if name == 'list' else name} ")
+    assert "[OPTIONS]" in said.splitlines()[0]
+    assert len(said.splitlines()) <= 90
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_commands_are_listed_by_what_they_are_for() -> None:
+    code, said, _ = penstock("--help")
+    assert code == 0
+    assert all(f"  {name} " in said for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("variables", "key"),
+    [
+        ({}, ""),
+        ({"OPENAI_API_KEY": "theirs"}, "theirs"),
+        ({"PENSTOCK_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "ours"),
+        ({"PENSTOCK_API_KEY": "", "OPENAI_API_KEY": "theirs"}, "theirs"),
+    ],
+)
+def test_the_key_of_all_clients(variables: dict[str, str], key: str) -> None:
+    assert client_key(variables) == key
 
 
 def test_a_secret_is_not_repeated() -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -10,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.core.cli import checks, doctor
+from penstock.core.cli import checks, doctor, measurements
 from penstock.core.cli.checks import Finding
 from penstock.core.planning.machines import load_machines
-from penstock.core.planning.requests import Describe, Inspect, Installation, MemoryRate
+from penstock.core.planning.requests import Describe, Inspect, Installation, Measurer, MemoryRate, SlowError
 
 GOOD: dict[str, Any] = {
     "torch": "2.13.0", "triton": "3.6.0", "cuda": "", "cuda_error": "", "driver": "", "gpus": [], "num_threads": 2,
@@ -31,6 +33,7 @@ class Neighbour:
 
     there: ClassVar[dict[str, Any]] = GOOD
     asked: ClassVar[list[object]] = []
+    slow: ClassVar[set[type]] = set()
 
     def __enter__(self) -> "Neighbour":
         return self
@@ -40,8 +43,10 @@ class Neighbour:
     ) -> None:
         pass
 
-    def ask(self, request: object, answer: type) -> object:
+    def ask(self, request: object, answer: type, patience: float) -> object:
         self.asked.append(request)
+        if type(request) in self.slow:
+            raise SlowError(f"no answer within {patience:g} s")
         match request:
             case Inspect():
                 return Installation(**self.there)
@@ -54,9 +59,10 @@ class Neighbour:
 
 @pytest.fixture
 def neighbour(monkeypatch: pytest.MonkeyPatch) -> type[Neighbour]:
-    monkeypatch.setattr(doctor, "Measurer", Neighbour)
+    monkeypatch.setattr(measurements, "Measurer", Neighbour)
     monkeypatch.setattr(Neighbour, "there", dict(GOOD))
     monkeypatch.setattr(Neighbour, "asked", [])
+    monkeypatch.setattr(Neighbour, "slow", set())
     return Neighbour
 
 
@@ -68,7 +74,7 @@ def test_a_good_machine(neighbour: type[Neighbour], capsys: pytest.CaptureFixtur
     assert "tokens/s at 1 row" in found["expected"]["text"]
     assert doctor.main(["--quick"]) == 0
     printed = capsys.readouterr().out
-    assert "the demo model: (more, as its weights fit caches: leave out --quick)" in printed
+    assert "the demo model: (more, as its weights fit caches)" in printed
     assert "CPU kernels" in printed
     assert sum(isinstance(request, Describe) for request in neighbour.asked) == 1
 
@@ -77,9 +83,47 @@ def test_quick_is_bound_by_memory(neighbour: type[Neighbour], capsys: pytest.Cap
     doctor.main(["--json", "--quick"])
     found = {finding["title"]: finding for finding in json.loads(capsys.readouterr().out)}
     weights = 5_770_496 * 2  # of the demo model; its embedding is its head, too
-    rate = float(found["expected"]["text"].partition("--quick) ")[2].partition(" ")[0].replace(",", ""))
+    rate = float(found["expected"]["text"].partition("caches) ")[2].partition(" ")[0].replace(",", ""))
     assert 0.9 * 20e9 / weights < rate < 1.1 * 20e9 / weights
     assert "bound by memory" in found["expected"]["text"]
+
+
+def test_what_takes_too_long_is_told_and_the_rest_goes_on(
+    neighbour: type[Neighbour], capsys: pytest.CaptureFixture[str]
+) -> None:
+    neighbour.slow.add(Describe)
+    assert doctor.main(["--patience", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert "of made-up models: no answer within 7 s" in printed
+    assert "tokens/s at 1 row" in printed  # by memory alone
+    assert "--patience 14" in printed
+    neighbour.slow.add(Inspect)
+    assert doctor.main([]) == 0
+    assert "no answer within 60 s" in capsys.readouterr().out
+
+
+def test_each_line_is_printed_as_it_is_found(neighbour: type[Neighbour], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read by a program is not kept back until the end."""
+    begin, end = os.pipe()
+    with open(begin, "rb", buffering=0) as reader, open(end, "w") as writer, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", writer)
+
+        def all_checks() -> Iterator[Finding]:
+            yield Finding("fine", "first", "one")
+            assert reader.read(1000) == b"fine    first            one\n"
+            yield Finding("broken", "second", "two")
+
+        patched.setattr(doctor, "all_checks", all_checks)
+        assert doctor.main([]) == 1
+
+
+def test_a_process_that_measures_for_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(SlowError, match=r"no answer within 0\.01 s"), Measurer() as measurer:
+        measurer.ask(MemoryRate(), float, 0.01)
 
 
 def test_a_model_that_is_not_there(

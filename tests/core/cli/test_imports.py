@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "penstock.core.cli.__main__",
+        "penstock.core.cli.servers",
         "penstock.core.__main__",
         "penstock.frontend.http.server",
         "penstock.gpu_worker.startup.start",

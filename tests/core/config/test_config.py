@@ -1,6 +1,5 @@
 """Options: one definition, many readers; and refusals that name flag, value and limit."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -12,14 +11,15 @@ from penstock.core.checkpoint.finding.registry import open_model, served_model_n
 from penstock.core.checkpoint.gguf.choice import gguf_file
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
-from penstock.core.config.flags import add_flags, config_from, flags
+from penstock.core.config.flags import config_from, flags
 from penstock.core.config.listening import has_files
+from penstock.core.config.parser import Parser
 from penstock.ipc.curve import make_key_file
 
 
 def parse(*arguments: str, **environment: str) -> Config:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_flags(parser, Config.__struct_fields__)
+    parser = Parser("penstock serve", "", exit_on_error=False)
+    parser.add_flags(Config.__struct_fields__)
     return config_from(parser.parse_args(arguments), environment)
 
 

@@ -1,7 +1,10 @@
 """Policies that are defined here order admissions and choose victims in the real scheduler, by their names alone."""
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -182,3 +185,16 @@ def test_a_time_that_is_no_number_is_refused(seconds: float) -> None:
     """A key that equals nothing, itself included, would be lost in the queue."""
     request = AddRequest("a", b"\x01\0\0\0", SamplingParams(max_tokens=1), seconds_left=seconds)
     assert Driver().add(request) is not None
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the installed command does not look for modules there."""
+    (tmp_path / "in_this_folder.py").write_text(
+        "from penstock.core.policies import Policy\n\n\nclass Mine(Policy):\n    pass\n"
+    )
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
+    with pytest.raises(ConfigError, match="No module named 'in_this_folder'"):
+        make_policy("in_this_folder:Mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert type(make_policy("in_this_folder:Mine")).__name__ == "Mine"

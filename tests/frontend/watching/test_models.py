@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.frontend.cli.models import Chat, PageGroup, look, main
+from tests.core.gguf.written import add_model, write
 from tests.e2e.checkpoints import make_checkpoint
 from tests.frontend.families import FAMILIES
 from tests.gpu_worker.formats.writers import fp8
@@ -32,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the hub with one checkpoint for each thing that can be said."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "none"))
     add(tmp_path, made, "good")
     cached = tmp_path / "models--org--good"
     shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
@@ -160,7 +162,8 @@ def test_one(cache: Path, made: Path, name: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("org/other", "`penstock serve org/other` downloads it"), ("other", "no checkpoint folder")]
+    ("name", "words"),
+    [("org/other", "`penstock pull org/other` downloads it"), ("other", "no folder, file or download 'other'")],
 )
 def test_one_that_is_not_there(cache: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
@@ -190,3 +193,49 @@ def test_of_a_quantized_one_the_format_and_all_weights_are_told(made: Path, tmp_
     assert quantized.weight_bytes is not None
     assert floats.weight_bytes is not None
     assert quantized.weight_bytes < floats.weight_bytes
+
+
+def test_the_models_in_a_folder(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made, tmp_path / "folder")
+    write(tmp_path / "one.gguf", add_model)
+    (tmp_path / "org/name").mkdir(parents=True)
+    (tmp_path / "org/name/broken.Q4_K_M.gguf").write_bytes(b"GGUF")
+    (tmp_path / "org/name/mmproj-model.gguf").write_bytes(b"GGUF")  # an image encoder is no model
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path / ".hidden/two.gguf", add_model)
+    models = {Path(model["name"]).relative_to(tmp_path): model for model in listed(str(tmp_path), capsys=capsys)}
+    assert {str(name): (model["architecture"], model["served_by"]) for name, model in models.items()} == {
+        "one.gguf": ("LlamaForCausalLM", "own code"),
+        "folder": ("LlamaForCausalLM", "own code"),
+        "org/name/broken.Q4_K_M.gguf": (None, None),
+    }
+    assert main([str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert main([str(tmp_path / "one.gguf")]) == 0
+    assert main([str(tmp_path / ".hidden")]) == 0
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert "holds neither a checkpoint folder nor a GGUF file" in capsys.readouterr().err
+
+
+def test_each_gguf_file_has_a_name_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    write(tmp_path / "llama/org_repo_m.gguf", add_model)
+    write(tmp_path / "here.gguf", add_model)
+    snapshot = tmp_path / "hub/models--org--files" / "snapshots" / COMMITS[0]
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text(COMMITS[0])
+    for name in ("m-Q8_0.gguf", "m-Q4_K_M.gguf"):
+        write(snapshot / name, add_model)
+    found = {model["name"]: model["path"] for model in listed(capsys=capsys)[1:]}
+    downloads = {f"org/files:{kind}": str(snapshot / f"m-{kind}.gguf") for kind in ("Q4_K_M", "Q8_0")}
+    others = (str(tmp_path / "llama/org_repo_m.gguf"), "here.gguf")
+    assert found == downloads | {path: path for path in others}
+    for name, path in found.items():
+        assert listed(name, capsys=capsys)["path"] == path

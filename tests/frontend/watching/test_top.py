@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.cli.figures import Look, Span, number, quantile, read_look, seconds, size
+from penstock.core.cli.figures import Look, Span, number, quantile, read_look, seconds
 from penstock.core.cli.top import View, bar, cut, main, plain
 from penstock.core.config.api_keys import digest
+from penstock.core.config.sizes import size
 from tests.frontend.live_server import live_server
 
 WAIT_SECONDS = 60.0
@@ -118,7 +119,10 @@ def test_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 of 8 running" in printed
     assert "no worker" in printed
     assert main(["--url", "http://127.0.0.1:1", "--once"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "penstock top: no server answers at http://127.0.0.1:1 (Connection refused); `penstock serve`"
+    )
 
 
 def test_keys(checkpoint: Path, sockets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
