@@ -70,7 +70,7 @@ async def loaded(server: Server, num_clients: int) -> AsyncIterator[None]:
             while True:
                 count += 1
                 body = {"prompt": f"Once {number} {count} " * 20, "max_tokens": 60, "ignore_eos": True}
-                names = {"x-request-id": f"client-{number}-{count}"}
+                names = {"x-request-id": f"client-{number}-{count}-" + "x" * 24}  # as long as a UUID
                 async with session.post(f"{server.url}/v1/completions", json=body, headers=names) as answer:
                     assert answer.status == 200
 
@@ -97,6 +97,11 @@ async def test_steps_a_request_and_a_simulation(tmp_path: Path) -> None:
             await page.holds("document.querySelector('scheduler-room').store.done.length > 2")
             # The queue says why; a request of it is shown with its waits.
             await tab.get_by_text("no free row").first.wait_for()
+            name = tab.locator(".queue tbody .id").first
+            told, shown, height = await name.evaluate("each => [each.title, each.textContent, each.offsetHeight]")
+            assert len(told) > 30 > len(shown), "shortened, and whole on hover"
+            assert "…" in shown
+            assert height < 30, "in one line"
             await tab.locator(".panels table button.link").first.click()
             await tab.locator(".life[data-key]").wait_for()
             await tab.get_by_role("cell", name="no free row").first.wait_for()

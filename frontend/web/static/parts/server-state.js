@@ -48,7 +48,7 @@ class ServerState extends HTMLElement {
     }
     this.light.dataset.state = server.isReady ? "ready" : "waiting";
     const words = [server.model, server.why].filter(Boolean).join(": ") || "ready";
-    if (this.words.textContent !== words) this.words.textContent = words;
+    if (this.words.textContent !== words) this.words.textContent = this.title = words;
     if (JSON.stringify(server) !== before) dispatchEvent(new Event("penstock-server"));
   }
 

@@ -1,0 +1,9 @@
+// Questions for the first page. They are few and plain: they show what to do, not what the model can do.
+
+const COMMON = ["Why is the sky blue?", "Write a short poem about rain.", "What is the capital of Australia?"];
+const DEMO = ["What is paged attention?", "What is continuous batching?", "What is 7 times 8?"]; // it knows little else
+
+/** Questions that suit a model of /v1/models: the demo model that comes with Penstock was taught its own subject only. */
+export function examplesFor({ id, root }) {
+  return /(^|[/\\-])demo([/\\-]|$)/.test(`${root ?? ""} ${id}`.split(" ").join("/")) ? DEMO : COMMON;
+}
