@@ -73,9 +73,9 @@ async def test_a_narrow_window_is_for_the_room(browser: Any, served: Server) -> 
         assert await title.evaluate("field => field.scrollHeight <= field.clientHeight + 1")
         assert await title.evaluate("field => field.scrollWidth <= field.clientWidth")
         for message in (page.locator(".message.user").first, page.locator(".message.assistant").first):
-            button = message.get_by_role("button", name="Edit")
-            await button.evaluate("button => button.scrollIntoView({ block: 'start' })")  # the message itself is above
-            await button.evaluate("button => button.click()")
+            half = "message.getBoundingClientRect().top - message.parentElement.getBoundingClientRect().top + 40"
+            await message.evaluate(f"message => message.parentElement.scrollTop += {half}")
+            await message.get_by_role("button", name="Edit").evaluate("button => button.click()")
             box, room = await message.bounding_box(), await page.locator(".thread").bounding_box()
             assert box["y"] >= room["y"]
             assert box["y"] + box["height"] <= room["y"] + room["height"]
@@ -119,7 +119,8 @@ async def test_what_the_store_makes_of_messages(page: Any) -> None:
           const { Store } = await import("/ui/rooms/scheduler/store.js");
           const store = new Store();
           const step = (id, sent, more) => ({ id, left_out: 0, sent, returned: sent + 0.01, plan_us: 1,
-            forward_us: 9000, idle_us: 0, decodes: [[3, 4]], chunks: [], guesses: [], waiting: 0, free_pages: 0, cached_pages: 0,
+            forward_us: 9000, idle_us: 0, decodes: [[3, 4]], chunks: [], guesses: [], waiting: 0,
+            free_pages: 0, cached_pages: 0,
             host_pages: [0, 0], to_host: 0, from_host: 0, ...more });
           const batch = (number, now, steps) => ({ engine: "0", number, now, unix_time: 1e9 + now, steps, left_out: 0,
             events: [], events_left_out: 0, queue: [], num_waiting: 0, reasons: {}, totals: {}, picture: null });

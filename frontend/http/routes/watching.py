@@ -9,7 +9,7 @@ _ENGINE = ("engine", "string")
 ROUTES = (
     Route(
         "GET", "/debug/steps", handlers.watch_steps, "Steps as they happen, as server-sent events",
-        shapes.StepsShape, errors=(400, 404, 500, 503), streams=True, scope="admin",
+        shapes.StepsShape, errors=(400, 404, 500, 503), streams=True, scope="admin", is_quiet=True,
         query=(_ENGINE, ("seconds", "integer"), ("last", "integer"), ("hold", "integer")),
     ),
     Route(
