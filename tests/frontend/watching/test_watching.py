@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,7 +132,8 @@ def test_who_comes_later_gets_the_last_seconds(live: LiveServer) -> None:
     live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
     moments = enumerate([0.0, 50.0, 55.0, 60.0, 75.0, 80.0], start=1)
     told = [at(now, number, has_picture=number in (1, 2, 3, 5)) for number, now in moments]
-    live.do(lambda: [live.scheduler.tell(each) for each in told])
+    for each in told:
+        live.do(partial(live.scheduler.tell, each))
     assert [stream.next()["number"] for _ in told] == [1, 2, 3, 4, 5, 6]
     for query, numbers in (("?last=30", [2, 3, 4, 5, 6]), ("?last=22", [3, 4, 5, 6]), ("?last=2", [5, 6])):
         late = Stream(live, query)
@@ -152,7 +154,8 @@ def test_the_past_is_bounded(live: LiveServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_PAST_BYTES", 1000)
     stream = Stream(live)
     live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
-    live.do(lambda: [live.scheduler.tell(at(1.0, number, has_picture=True)) for number in range(1, 9)])
+    for number in range(1, 9):
+        live.do(partial(live.scheduler.tell, at(1.0, number, has_picture=True)))
     assert [stream.next()["number"] for _ in range(8)] == [*range(1, 9)]
     late = Stream(live, "?last=30")
     assert late.next()["number"] > 4

@@ -58,7 +58,7 @@ class SchedulerRoom extends HTMLElement {
   build() {
     const button = (text, onclick, fields = {}) => h("button", { type: "button", onclick, ...fields }, text);
     this.pauseButton = button("Pause", () => this.setPaused(!this.paused), { "aria-pressed": "false" });
-    this.liveButton = button("Follow live", () => this.setLive(!this.view.isLive), { "aria-pressed": "true" });
+    this.liveButton = button("Follow live", () => this.setLive(this.paused || !this.view.isLive), { "aria-pressed": "true" });
     this.span = h("span", { class: "span", title: "Time from the left border to the right one" });
     this.engines = h("select", { "aria-label": "Engine", onchange: () => this.changeEngine() });
     this.state = h("p", { role: "status", class: "state" }, "Connecting…");
@@ -188,9 +188,8 @@ class SchedulerRoom extends HTMLElement {
     this.tellEmpty();
     const span = duration(this.view.seconds);
     if (this.span.textContent !== span) this.span.textContent = span;
-    if (this.view.isLive !== (this.liveButton.getAttribute("aria-pressed") === "true")) {
-      this.liveButton.setAttribute("aria-pressed", String(this.view.isLive));
-    }
+    const isFollowing = String(this.view.isLive && !this.paused);
+    if (this.liveButton.getAttribute("aria-pressed") !== isFollowing) this.liveButton.setAttribute("aria-pressed", isFollowing);
   }
 
   /** As tall as the rows in view need. It grows at once, and shrinks when they have been few for a while. */
@@ -248,8 +247,8 @@ class SchedulerRoom extends HTMLElement {
     ];
     if (this.seen.has("preempted") || this.seen.has("swapped")) told.push(["Preemptions/s", short(found.preemptions)]);
     if (found.numEnded) {
-      told.push(["Queue, p50 / p99", spread(found.queue)], ["First token, p50 / p99", spread(found.ttft)],
-        ["Between tokens, p50 / p99", spread(found.tpot)], ["Whole, p50 / p99", spread(found.e2e)]);
+      told.push(["Queue p50 / p99", spread(found.queue)], ["First token p50 / p99", spread(found.ttft)],
+        ["Token gap p50 / p99", spread(found.tpot)], ["Whole p50 / p99", spread(found.e2e)]);
     }
     this.figures.replaceChildren(...told.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
     this.tellLegend();
