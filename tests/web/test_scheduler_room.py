@@ -152,6 +152,7 @@ async def test_steps_go_on_when_the_scheduler_has_been_restarted() -> None:
         [scheduler] = [child for name, child in server.children().items() if "scheduler" in name]
         scheduler.kill()
         await page.holds(f"{_LAST_ID} < 2900")  # another scheduler counts from 0
+        page.complaints = [text for text in page.complaints if "503" not in text]  # while there was none
 
 
 _DIFFERENCE = """() => {
@@ -185,7 +186,7 @@ async def test_the_timeline_moves_as_if_it_were_painted_anew(tmp_path: Path) -> 
                 await page.holds(f"document.querySelector('scheduler-room').store.numSteps > {before + 100}")
                 await page.page.get_by_role("button", name="Pause").click()
                 difference, num_colors = await page.page.evaluate(_DIFFERENCE)
-                assert difference < 0.02
+                assert difference < 0.03  # one pixel too far would change 0.035 or more
                 assert num_colors >= 4, "decodes, prompts, rows, paper"
                 await page.page.get_by_role("button", name="Go on").click()
             assert await page.page.evaluate("document.querySelector('scheduler-room').framesPerSecond") > 0
