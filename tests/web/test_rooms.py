@@ -149,6 +149,30 @@ async def test_compare_says_what_it_needs(page: Any) -> None:
     assert not await page.get_by_text("There is nothing to simulate yet").is_visible()
 
 
+async def test_what_another_port_answers(browser: Any, served: Server) -> None:
+    """With --admin-port this one has no such routes: it is said where they are, and they are not asked for again."""
+    asked: list[str] = []
+
+    async def refuse(route: Any) -> None:
+        asked.append(route.request.url)
+        await route.fulfill(status=404, json={"error": {"message": "there is nothing at …", "code": "not_found"}})
+
+    async with paged(browser, served.url, ignoring=("404",)) as page:
+        await page.clock.install()
+        await page.route(re.compile("/debug/|/metrics$"), refuse)
+        await page.reload()
+        await rendered(page, "document.querySelector('.light').dataset.state === 'ready'")
+        await go(page, "scheduler")
+        await page.locator(".empty").filter(has_text="--admin-port").wait_for()
+        await go(page, "compare")
+        await page.get_by_role("status").get_by_text("--admin-port").wait_for()
+        assert not await page.get_by_role("button", name="Simulate").is_visible()
+        await page.clock.fast_forward("03:00")
+        async with page.expect_response("**/ready"):
+            pass
+        assert len([url for url in asked if "hold=" in url]) == 1
+
+
 async def test_metrics_show_what_happens(page: Any) -> None:
     await go(page, "metrics")
     await page.locator("metrics-room th").get_by_text("the only one").wait_for()

@@ -191,7 +191,7 @@ class ChatRoom extends HTMLElement {
   /** The model's name, and questions that it can answer: pressing one sends it. */
   #fillWelcome(welcome) {
     welcome.querySelector(".welcome-model").textContent = server.model || "…";
-    const examples = server.card ? examplesFor(server.card) : [];
+    const examples = server.model ? examplesFor(server.card) : [];
     replace(welcome.querySelector(".questions"), examples.map((text) => h("button", { type: "button", onclick: () => this.#send(text, []) }, text)));
   }
 

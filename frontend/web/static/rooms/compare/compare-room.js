@@ -25,6 +25,7 @@ const FIGURES = [
 class CompareRoom extends HTMLElement {
   connectedCallback() {
     this.text = "";
+    this.isRefused = false; // this address or key may not simulate
     this.build();
     for (const [name, options] of START) this.addConfig(name, options);
     this.askRecordings();
@@ -95,6 +96,7 @@ class CompareRoom extends HTMLElement {
       this.picked.selectedIndex = 0;
       this.pickedBox.hidden = !data.length;
     } catch (error) {
+      this.isRefused = true;
       this.refuse(error.message);
     }
     this.choose();
@@ -102,10 +104,10 @@ class CompareRoom extends HTMLElement {
 
   /** Without a recording there is nothing to simulate: what to do is said instead. */
   choose() {
-    this.fileBox.hidden = this.picked.value !== "";
+    this.fileBox.hidden = this.picked.value !== "" || this.isRefused;
     const isThere = Boolean(this.picked.value || this.text);
     this.rest.hidden = !isThere;
-    this.hint.hidden = isThere || !this.pickedBox.hidden;
+    this.hint.hidden = isThere || !this.pickedBox.hidden || this.isRefused;
   }
 
   async readFile() {

@@ -149,6 +149,7 @@ class SchedulerRoom extends HTMLElement {
   }
 
   setState(why) {
+    this.why = why;
     const left = this.store.lostBatches ? ` ${this.store.lostBatches} messages were lost.` : "";
     const text = why ? `Not connected: ${why}` : `Connected.${left}`;
     if (this.state.textContent !== text) this.state.textContent = text;
@@ -209,12 +210,14 @@ class SchedulerRoom extends HTMLElement {
     const { store, view } = this;
     const isEmpty = store.now > 0 && store.highestRow(view.left, view.right) < 0;
     const fresh = store.now - store.since < KEPT_SECONDS ? "fresh" : "new";
-    const kind = !isEmpty ? "" : !view.isLive ? "past" : store.lastActive() ? "idle" : fresh;
+    const away = !store.now && this.why ? "away" : "";
+    const kind = !isEmpty ? away : !view.isLive ? "past" : store.lastActive() ? "idle" : fresh;
     if (kind === this.emptyKind) return;
     this.emptyKind = kind;
     this.empty.hidden = !kind;
     const chat = h("a", { href: "#/chat" }, "Chat");
     const act = (text, onclick) => h("button", { type: "button", onclick }, text);
+    if (kind === "away") replace(this.empty, h("p", {}, `There is nothing to show: ${this.why}.`));
     if (kind === "past") replace(this.empty, h("p", {}, "Nothing ran in this time."), act("Go to now", () => this.setLive(true)));
     if (kind === "idle") replace(this.empty, h("p", {}, "Nothing runs now."), act("Show what ran last", () => this.goTo(store.lastActive())));
     if (kind === "new" || kind === "fresh") {
