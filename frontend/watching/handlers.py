@@ -12,7 +12,7 @@ from penstock.frontend.errors import EngineNotFound, InvalidParameter, RequestNo
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.watching import told
-from penstock.frontend.watching.feeds import Watch, feed_of
+from penstock.frontend.watching.feeds import MAX_HOLD_SECONDS, PAST_SECONDS, StepFeed, Watch, feed_of
 from penstock.ipc.messages import ListPages, ListPrefixes, PageMap, PrefixTree, RequestLife, ShowLife
 
 _ANSWER_SECONDS = 20.0
@@ -26,27 +26,36 @@ _MAX_ID = 200
 async def watch_steps(service: Service, record: RequestRecord, body: bytes) -> StreamReply:
     """GET /debug/steps: what an engine does, as it happens.
 
+    `last=30` begins with the last thirty seconds, as far as somebody watched. `hold=60` has the engine watched for
+    sixty seconds more, whenever this stream ends.
+
     Raises:
         EngineNotFound: there is no engine of that name.
         Unavailable: too many clients watch it already.
-        InvalidParameter: `seconds` is not a number.
+        InvalidParameter: the query is not understood.
     """
     seconds = record.query.get("seconds", "")
     if seconds and not re.fullmatch("[0-9]{1,6}", seconds):
         raise InvalidParameter("seconds must be a whole number", param="seconds")
+    last, hold = _number(record, "last", 0, PAST_SECONDS), _number(record, "hold", 0, MAX_HOLD_SECONDS)
     label, link = _engine(service, record)
     record.is_stream = True
     feed = feed_of(link, label)
     feed.check()
-    chunks = _events(service, Watch(feed), float(seconds or "inf"))
+    if hold:
+        feed.hold(hold)
+    chunks = _events(service, feed, last, float(seconds or "inf"))
     return StreamReply(chunks, close=lambda: None, headers=sse.HEADERS)
 
 
-async def _events(service: Service, watch: Watch, seconds: float) -> AsyncGenerator[bytes, None]:
+async def _events(service: Service, feed: StepFeed, last: int, seconds: float) -> AsyncGenerator[bytes, None]:
     loop = asyncio.get_running_loop()
     ends = loop.time() + seconds
-    with watch:
+    with Watch(feed) as watch:
+        past = feed.past(last) if last else []
         yield sse.KEEP_ALIVE  # shows the client that it is connected
+        for event in past:
+            yield event
         said = loop.time()
         while (now := loop.time()) < ends and not service.generations.is_draining:
             events = await watch.next(min(_LOOK_SECONDS, ends - now))
@@ -121,7 +130,9 @@ def _engine(service: Service, record: RequestRecord) -> tuple[str, EngineLink]:
 
 
 def _number(record: RequestRecord, name: str, default: int, most: int) -> int:
-    text = record.query.get(name, str(default))
+    text = record.query.get(name)
+    if text is None:
+        return default
     if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= most:
         raise InvalidParameter(f"{name} must be a number from 1 to {most}", param=name)
     return int(text)

@@ -70,7 +70,7 @@ async def loaded(server: Server, num_clients: int) -> AsyncIterator[None]:
             while True:
                 count += 1
                 body = {"prompt": f"Once {number} {count} " * 20, "max_tokens": 60, "ignore_eos": True}
-                names = {"x-request-id": f"client-{number}-{count}"}
+                names = {"x-request-id": f"client-{number}-{count}-" + "x" * 24}  # as long as a UUID
                 async with session.post(f"{server.url}/v1/completions", json=body, headers=names) as answer:
                     assert answer.status == 200
 
@@ -97,6 +97,11 @@ async def test_steps_a_request_and_a_simulation(tmp_path: Path) -> None:
             await page.holds("document.querySelector('scheduler-room').store.done.length > 2")
             # The queue says why; a request of it is shown with its waits.
             await tab.get_by_text("no free row").first.wait_for()
+            name = tab.locator(".queue tbody .id").first
+            told, shown, height = await name.evaluate("each => [each.title, each.textContent, each.offsetHeight]")
+            assert len(told) > 30 > len(shown), "shortened, and whole on hover"
+            assert "…" in shown
+            assert height < 30, "in one line"
             await tab.locator(".panels table button.link").first.click()
             await tab.locator(".life[data-key]").wait_for()
             await tab.get_by_role("cell", name="no free row").first.wait_for()
@@ -147,6 +152,7 @@ async def test_steps_go_on_when_the_scheduler_has_been_restarted() -> None:
         [scheduler] = [child for name, child in server.children().items() if "scheduler" in name]
         scheduler.kill()
         await page.holds(f"{_LAST_ID} < 2900")  # another scheduler counts from 0
+        page.complaints = [text for text in page.complaints if "503" not in text]  # while there was none
 
 
 _DIFFERENCE = """() => {
@@ -180,7 +186,7 @@ async def test_the_timeline_moves_as_if_it_were_painted_anew(tmp_path: Path) -> 
                 await page.holds(f"document.querySelector('scheduler-room').store.numSteps > {before + 100}")
                 await page.page.get_by_role("button", name="Pause").click()
                 difference, num_colors = await page.page.evaluate(_DIFFERENCE)
-                assert difference < 0.02
+                assert difference < 0.03  # one pixel too far would change 0.035 or more
                 assert num_colors >= 4, "decodes, prompts, rows, paper"
                 await page.page.get_by_role("button", name="Go on").click()
             assert await page.page.evaluate("document.querySelector('scheduler-room').framesPerSecond") > 0

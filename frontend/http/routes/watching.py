@@ -9,8 +9,8 @@ _ENGINE = ("engine", "string")
 ROUTES = (
     Route(
         "GET", "/debug/steps", handlers.watch_steps, "Steps as they happen, as server-sent events",
-        shapes.StepsShape, errors=(400, 404, 500, 503), streams=True, scope="admin",
-        query=(_ENGINE, ("seconds", "integer")),
+        shapes.StepsShape, errors=(400, 404, 500, 503), streams=True, scope="admin", is_quiet=True,
+        query=(_ENGINE, ("seconds", "integer"), ("last", "integer"), ("hold", "integer")),
     ),
     Route(
         "GET", "/debug/kv", handlers.show_pages, "Who owns each page of the KV pool",

@@ -1,6 +1,8 @@
 // The page's frame: which room is open, the colours, and what the server says of itself.
+import { holdSteps } from "./parts/background.js";
 import { h, loadStyle, replace } from "./parts/dom.js";
 import "./parts/server-state.js";
+import { keepHistory } from "./rooms/metrics/history.js";
 
 const ROOMS = [
   ["chat", "Chat"],
@@ -62,4 +64,6 @@ button.addEventListener("click", () => {
 const kept = localStorage.getItem("theme");
 paint(kept in THEMES ? kept : "auto");
 addEventListener("hashchange", show);
+holdSteps();
+keepHistory();
 await show();

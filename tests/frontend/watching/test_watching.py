@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -119,6 +120,63 @@ def test_a_lease_is_renewed(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -
     stream.close()
 
 
+def at(now: float, number: int, *, has_picture: bool = False) -> WatchedSteps:
+    """A message of this moment."""
+    picture = Picture(16, 100, 4, 6, 0, (), 0) if has_picture else None
+    return WatchedSteps(number, now, 1e9, (), 0, (), 0, (), 0, {}, {}, picture)
+
+
+def test_who_comes_later_gets_the_last_seconds(live: LiveServer) -> None:
+    """From the last picture before them on: without one they do not say who has which row."""
+    stream = Stream(live)
+    live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
+    moments = enumerate([0.0, 50.0, 55.0, 60.0, 75.0, 80.0], start=1)
+    told = [at(now, number, has_picture=number in (1, 2, 3, 5)) for number, now in moments]
+    for each in told:
+        live.do(partial(live.scheduler.tell, each))
+    assert [stream.next()["number"] for _ in told] == [1, 2, 3, 4, 5, 6]
+    for query, numbers in (("?last=30", [2, 3, 4, 5, 6]), ("?last=22", [3, 4, 5, 6]), ("?last=2", [5, 6])):
+        late = Stream(live, query)
+        assert [late.next()["number"] for _ in numbers] == numbers
+        live.do(lambda: live.scheduler.tell(at(80.0, 6)))  # what is new follows
+        assert late.next()["number"] == 6
+        late.close()
+        stream.next()
+    live.do(lambda: live.scheduler.tell(at(3.0, 1, has_picture=True)))  # another scheduler
+    stream.next()
+    late = Stream(live, "?last=30")
+    assert late.next()["now"] == 3.0
+    late.close()
+    stream.close()
+
+
+def test_the_past_is_bounded(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_PAST_BYTES", 1000)
+    stream = Stream(live)
+    live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
+    for number in range(1, 9):
+        live.do(partial(live.scheduler.tell, at(1.0, number, has_picture=True)))
+    assert [stream.next()["number"] for _ in range(8)] == [*range(1, 9)]
+    late = Stream(live, "?last=30")
+    assert late.next()["number"] > 4
+    late.close()
+    stream.close()
+
+
+def test_a_held_feed_goes_on_without_clients_for_a_while(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.watching.feeds.RENEWAL", 0.05)
+    assert get(live, "/debug/steps?seconds=0&hold=1").status == 200
+    live.wait_until(lambda: len(of_kind(live, WatchSteps)) > 4)
+    assert WatchSteps(0) not in of_kind(live, WatchSteps)
+    live.do(lambda: live.scheduler.tell(at(7.0, 1, has_picture=True)))
+    live.wait_until(lambda: of_kind(live, WatchSteps)[-1] == WatchSteps(0))
+    stream = Stream(live, "?last=30")
+    live.wait_until(lambda: bool(of_kind(live, WatchSteps)[-1].lease))
+    live.do(lambda: live.scheduler.tell(at(8.0, 2, has_picture=True)))
+    assert stream.next()["number"] == 2, "when nobody watches any more, nothing is kept"
+    stream.close()
+
+
 def test_too_many_watch(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_WATCHES", 1)
     stream = Stream(live)
@@ -132,6 +190,8 @@ def test_too_many_watch(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("/debug/steps?engine=7", 404, "there is no engine '7'; there is: 0"),
         ("/debug/steps?seconds=-1", 400, "seconds must be a whole number"),
+        ("/debug/steps?last=31", 400, "last must be a number from 1 to 30"),
+        ("/debug/steps?hold=0", 400, "hold must be a number from 1 to 120"),
         ("/debug/kv?engine=x", 404, "there is no engine 'x'; there is: 0"),
         ("/debug/prefix_tree?depth=0", 400, "depth must be a number from 1 to 64"),
         ("/debug/prefix_tree?limit=9999", 400, "limit must be a number from 1 to 2000"),

@@ -41,7 +41,9 @@ async function send(path, { method = "GET", body, signal, headers = {} } = {}) {
   if (!response.ok) {
     const told = (await response.json().catch(() => null))?.error;
     if (response.status === 401) dispatchEvent(new Event("penstock-key-needed"));
-    throw new ApiError(told?.message ?? `the server answered ${response.status}`, { ...told, status: response.status });
+    const isElsewhere = told?.code === "not_found";
+    const words = isElsewhere ? "this address does not answer that (with --admin-port, the other port does)" : told?.message;
+    throw new ApiError(words ?? `the server answered ${response.status}`, { ...told, status: response.status });
   }
   return response;
 }

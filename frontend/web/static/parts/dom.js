@@ -55,6 +55,17 @@ export function choose(accept) {
   });
 }
 
+/** A text of at most so many characters: of a longer one, the middle is left out. */
+export function middle(text, most) {
+  const head = Math.ceil((most - 1) / 2);
+  return text.length <= most ? text : `${text.slice(0, head)}…${text.slice(head + 1 - most)}`;
+}
+
+/** An id on one line, shortened in the middle; the whole one is shown on hover, and is what a reader hears. */
+export function shortId(id, most = 18) {
+  return id.length <= most ? h("span", { class: "id" }, id) : h("span", { class: "id", title: id, "aria-label": id, role: "img" }, middle(id, most));
+}
+
 /** A number for people: 3 significant digits, thousands as k and M. */
 export function short(value, unit = "") {
   if (value == null || !Number.isFinite(value)) return "–";

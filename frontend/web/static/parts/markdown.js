@@ -6,7 +6,7 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
-const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const DELIMITERS = /^ *(?:\| *)?:?-+:?(?: *\| *:?-+:?)* *(?:\| *)?$/;
 const MAX_DEPTH = 12; // of quotes, lists and emphasis: beyond it, text stays text
 
 // A heading's text without the marks that may close it.
@@ -14,6 +14,13 @@ function unclosed(text) {
   let end = text.length;
   while (text[end - 1] === "#") end--;
   return end === 0 || " \t".includes(text[end - 1]) ? text.slice(0, end).trimEnd() : text;
+}
+
+// An address without what ends the sentence around it.
+function unpunctuated(address) {
+  let end = address.length;
+  while (".,;:!?)]}*_".includes(address[end - 1])) end--;
+  return address.slice(0, end);
 }
 
 const isTable = (lines, i) => lines[i].includes("|") && lines[i + 1]?.includes("-") && DELIMITERS.test(lines[i + 1]);
@@ -210,7 +217,7 @@ function read(text, at, mark, depth, missing) {
   }
   if (mark.startsWith("http") || mark.startsWith("<http")) {
     const [address] = /^[^\s<>"'`]*/.exec(text.slice(mark[0] === "<" ? at + 1 : at, at + 2048));
-    const shown = mark[0] === "<" ? address : address.replace(/[.,;:!?)\]}*_]+$/, "");
+    const shown = mark[0] === "<" ? address : unpunctuated(address);
     const made = link(shown, [shown]);
     return made && { nodes: [made], end: at + shown.length + (mark[0] === "<" ? 2 : 0) };
   }

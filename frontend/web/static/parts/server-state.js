@@ -7,6 +7,12 @@ const PERIOD = 3000;
 /** What is known of the server, for all rooms; "penstock-server" is sent to the window when it changes. */
 export const server = { model: "", card: null, isReady: false, why: "connecting…" };
 
+/** At the port for administrators there is no model: a card without anything. */
+function nobodyAnswers(error) {
+  if (error.status === 404) return {};
+  throw error;
+}
+
 class ServerState extends HTMLElement {
   connectedCallback() {
     this.light = h("span", { class: "light", "aria-hidden": "true" });
@@ -35,8 +41,8 @@ class ServerState extends HTMLElement {
     const before = JSON.stringify(server);
     try {
       if (!server.card) {
-        const [card] = (await api.get("/v1/models", { signal })).data;
-        Object.assign(server, { card, model: card.id });
+        const card = await api.get("/v1/models", { signal }).then(({ data }) => data[0], nobodyAnswers);
+        Object.assign(server, { card, model: card.id ?? "" });
       }
       await api.get("/ready", { signal });
       Object.assign(server, { isReady: true, why: "" });
@@ -48,7 +54,7 @@ class ServerState extends HTMLElement {
     }
     this.light.dataset.state = server.isReady ? "ready" : "waiting";
     const words = [server.model, server.why].filter(Boolean).join(": ") || "ready";
-    if (this.words.textContent !== words) this.words.textContent = words;
+    if (this.words.textContent !== words) this.words.textContent = this.title = words;
     if (JSON.stringify(server) !== before) dispatchEvent(new Event("penstock-server"));
   }
 

@@ -1,4 +1,4 @@
-// Tables of texts.
+// Tables of texts, and of elements that make texts shorter.
 import { h } from "./dom.js";
 
 /** Fill a table; a row's first cell is its head. `onPick` gets the place of a row whose button is pressed. */
@@ -10,8 +10,8 @@ export function fillTable(table, heads, rows, onPick) {
   table.replaceChildren(
     h("thead", {}, h("tr", {}, heads.map((each) => h("th", { scope: "col" }, each)))),
     h("tbody", {}, rows.map((cells, place) => h("tr", {}, cells.map((cell, column) => {
-      const text = String(cell);
-      return column ? h("td", {}, text) : head(text, place);
+      const shown = cell instanceof Node ? cell : String(cell);
+      return column ? h("td", {}, shown) : head(shown, place);
     })))),
   );
 }

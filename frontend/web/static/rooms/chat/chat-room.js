@@ -1,9 +1,10 @@
 // The room where one talks with the model: chats at one side, messages, settings at the other.
 import { choose as chooseFile, download, h, replace } from "../../parts/dom.js";
 import { server } from "../../parts/server-state.js";
-import { Composer } from "./composer.js";
+import { Composer, grow } from "./composer.js";
 import { families, fromFile, newConversation, openCalls, pathTo, toFile } from "./conversation.js";
 import { MessageView } from "./message-view.js";
+import { examplesFor } from "./examples.js";
 import { find, placeOf, sessionOf, theStore } from "./session.js";
 import "./settings-panel.js";
 import { Sidebar } from "./sidebar.js";
@@ -40,28 +41,38 @@ class ChatRoom extends HTMLElement {
       create: () => this.#create(),
       open: (id) => this.#go(id),
       remove: (id) => this.#removeChat(id),
+      exportOne: () => this.#export(),
       exportAll: () => this.#exportAll(),
       importFile: () => this.#import(),
     };
     this.sidebar = new Sidebar(this.store, acts);
     this.composer = new Composer({ send: (text, images) => this.#send(text, images), stop: () => this.session.stop() });
-    this.heading = h("input", { class: "title", "aria-label": "Title of this chat", placeholder: "New chat", maxlength: 200, onchange: () => this.#rename() });
+    this.heading = h("textarea", { class: "title", rows: 1, "aria-label": "Title of this chat", placeholder: "New chat", maxlength: 200, onchange: () => this.#rename() });
+    this.heading.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      this.heading.blur();
+    });
+    this.heading.addEventListener("input", () => grow(this.heading));
     this.thread = h("div", { class: "thread", tabindex: "0", role: "region", "aria-label": "Messages" });
     this.thread.addEventListener("scroll", () => (this.follows = this.#isAtEnd()), { passive: true });
     this.said = h("p", { class: "visually-hidden", role: "status" });
     this.alert = h("div", { class: "notice", role: "alert", hidden: true });
     this.settings = h("chat-settings", { class: "side", id: "settings", role: "region", "aria-label": "Settings" });
     this.settings.addEventListener("settings", () => this.#keepSettings());
-    const opener = (id, label) => h("button", { type: "button", class: "opener", "aria-controls": id, "aria-expanded": "false", onclick: () => this.#turnSide(id) }, label);
-    this.openers = { chats: opener("chats", "Chats"), settings: opener("settings", "Settings") };
-    const exporting = h("button", { type: "button", onclick: () => this.#export() }, "Export");
+    const opener = (id, label, sign) => h(
+      "button",
+      { type: "button", class: "opener", "aria-label": label, title: label, "aria-controls": id, "aria-expanded": "false", onclick: () => this.#turnSide(id) },
+      h("span", { class: "sign", "aria-hidden": "true" }, sign), h("span", { class: "word" }, label),
+    );
+    this.openers = { chats: opener("chats", "Chats", "☰"), settings: opener("settings", "Settings", "⚙") };
     replace(
       this,
       this.sidebar.element,
       h(
         "section",
         { class: "talk", "aria-label": "Chat" },
-        h("div", { class: "talk-bar" }, this.openers.chats, this.heading, exporting, this.openers.settings),
+        h("div", { class: "talk-bar" }, this.openers.chats, this.heading, this.openers.settings),
         this.thread,
         this.alert,
         this.said,
@@ -141,7 +152,10 @@ class ChatRoom extends HTMLElement {
     const elements = views.map((view) => view.element);
     if (!elements.length) replace(this.thread, this.#welcome());
     else if (elements.length !== this.thread.children.length || elements.some((element, i) => element !== this.thread.children[i])) replace(this.thread, elements);
-    if (document.activeElement !== this.heading) this.heading.value = conversation.title;
+    if (document.activeElement !== this.heading && this.heading.value !== conversation.title) {
+      this.heading.value = conversation.title;
+      grow(this.heading);
+    }
     this.composer.show(this.session.isLive);
     if (this.session.isLive && !this.wasLive) this.said.textContent = "The model is answering.";
     this.wasLive = this.session.isLive;
@@ -167,13 +181,23 @@ class ChatRoom extends HTMLElement {
   }
 
   #welcome() {
-    const model = h("p", { class: "welcome-model" }, server.model || "…");
-    return h("div", { class: "welcome" }, h("h2", {}, "What shall the model answer?"), model, h("p", { class: "muted" }, "Chats stay in this browser. Settings has the system prompt, sampling, tools and forms of answers."));
+    const model = h("p", { class: "welcome-model muted" });
+    const questions = h("div", { class: "questions", role: "group", "aria-label": "Examples" });
+    const welcome = h("div", { class: "welcome" }, h("h2", {}, "What shall the model answer?"), model, questions);
+    this.#fillWelcome(welcome);
+    return welcome;
+  }
+
+  /** The model's name, and questions that it can answer: pressing one sends it. */
+  #fillWelcome(welcome) {
+    welcome.querySelector(".welcome-model").textContent = server.model || "…";
+    const examples = server.model ? examplesFor(server.card) : [];
+    replace(welcome.querySelector(".questions"), examples.map((text) => h("button", { type: "button", onclick: () => this.#send(text, []) }, text)));
   }
 
   #showServer() {
-    const shown = this.thread.querySelector(".welcome-model");
-    if (shown) shown.textContent = server.model || "…";
+    const shown = this.thread.querySelector(".welcome");
+    if (shown) this.#fillWelcome(shown);
     this.composer.show(this.session?.isLive ?? false);
     if (this.session && !this.settings.contains(document.activeElement)) this.settings.show(this.session.conversation.settings);
   }

@@ -4,13 +4,19 @@ import { server } from "../../parts/server-state.js";
 
 const MAX_IMAGES = 8;
 
+/** Make a field as tall as its text, of at most a part of the window. */
+export function grow(field) {
+  field.style.height = "auto";
+  field.style.height = `${Math.min(field.scrollHeight + 2, innerHeight * 0.4)}px`;
+}
+
 /** `acts`: send(text, images), stop(). */
 export class Composer {
   constructor(acts) {
     this.acts = acts;
     this.images = [];
     this.input = h("textarea", { id: "prompt", rows: 1, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "prompt-keys" });
-    this.input.addEventListener("input", () => this.#grow());
+    this.input.addEventListener("input", () => grow(this.input));
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -46,11 +52,6 @@ export class Composer {
     this.attach.title = this.takesImages ? "Add images" : "This model takes no images";
   }
 
-  #grow() {
-    this.input.style.height = "auto";
-    this.input.style.height = `${Math.min(this.input.scrollHeight + 2, innerHeight * 0.4)}px`;
-  }
-
   #submit() {
     if (this.isLive) {
       this.acts.stop();
@@ -59,7 +60,7 @@ export class Composer {
     const text = this.input.value;
     if (!text.trim() && !this.images.length) return;
     this.input.value = "";
-    this.#grow();
+    grow(this.input);
     this.acts.send(text, this.images.splice(0));
     this.#showImages();
   }

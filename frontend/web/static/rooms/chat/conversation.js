@@ -1,6 +1,7 @@
 // A conversation: a tree of messages, of which one path is shown. Editing and regenerating add branches.
 
 const FORMAT = "penstock-chats";
+const LONGEST_TITLE = 48; // characters of one that was not written by hand
 const ROLES = new Set(["user", "assistant", "tool"]);
 
 export const newId = () => crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -16,8 +17,16 @@ export function addNode(conversation, parent, fields) {
   const node = { id: newId(), parent, created: Date.now(), role: "user", content: "", ...fields };
   conversation.nodes[node.id] = node;
   conversation.leaf = node.id;
-  conversation.title ||= node.role === "user" ? node.content.trim().split("\n")[0].slice(0, 60) : "";
+  conversation.title ||= node.role === "user" ? titleOf(node.content) : "";
   return node;
+}
+
+/** A message's first words. */
+function titleOf(content) {
+  const line = content.trim().split("\n")[0];
+  if (line.length <= LONGEST_TITLE) return line;
+  const cut = line.slice(0, LONGEST_TITLE), end = cut.lastIndexOf(" ");
+  return `${end > 0 ? cut.slice(0, end) : cut}…`;
 }
 
 /** The messages from the root to `leaf`. */

@@ -171,7 +171,14 @@ export class MessageView {
     const buttons = h("p", { class: "buttons" }, submit, h("button", { type: "button", onclick: end }, "Cancel"));
     replace(this.body, h("form", { onsubmit: save, onkeydown: keys }, input, buttons));
     this.acts.refresh();
-    input.focus();
+    input.focus({ preventScroll: true });
+    this.#bringIntoView();
+  }
+
+  /** The whole message; of one that is taller than the room, its beginning. */
+  #bringIntoView() {
+    const room = this.element.parentElement;
+    this.element.scrollIntoView({ block: this.element.offsetHeight > room.clientHeight ? "start" : "nearest" });
   }
 }
 

@@ -3,7 +3,7 @@ import { h, replace } from "../../parts/dom.js";
 
 const SEARCH_PAUSE = 200;
 
-/** `acts`: create, open(id), remove(id), exportAll, importFile. */
+/** `acts`: create, open(id), remove(id), exportOne, exportAll, importFile. */
 export class Sidebar {
   constructor(store, acts) {
     Object.assign(this, { store, acts, current: "" });
@@ -25,6 +25,7 @@ export class Sidebar {
         "p",
         { class: "buttons" },
         h("button", { type: "button", onclick: acts.importFile }, "Import"),
+        h("button", { type: "button", title: "Export the chat that is open", onclick: acts.exportOne }, "Export"),
         h("button", { type: "button", onclick: acts.exportAll }, "Export all"),
       ),
     );

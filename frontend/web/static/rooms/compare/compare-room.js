@@ -25,6 +25,7 @@ const FIGURES = [
 class CompareRoom extends HTMLElement {
   connectedCallback() {
     this.text = "";
+    this.isRefused = false; // this address or key may not simulate
     this.build();
     for (const [name, options] of START) this.addConfig(name, options);
     this.askRecordings();
@@ -41,30 +42,35 @@ class CompareRoom extends HTMLElement {
 
   build() {
     this.picked = h("select", { id: "compare-picked", onchange: () => this.choose() }, h("option", { value: "" }, "a file of yours"));
+    this.pickedBox = h("div", { class: "field", hidden: true }, h("label", { for: "compare-picked" }, "Recording"), this.picked);
     this.file = h("input", { id: "compare-file", type: "file", accept: ".jsonl,.json,.txt", onchange: () => this.readFile() });
     this.fileBox = h("div", { class: "field" }, h("label", { for: "compare-file" }, "File"), this.file);
     this.configs = h("ol", { class: "configs" });
     this.add = h("button", { type: "button", onclick: () => this.addConfig(`options ${this.configs.children.length + 1}`, "") }, "Add options");
     const number = (id, name, value, step) => h("div", { class: "field small" }, h("label", { for: id }, name),
       h("input", { id, type: "number", min: "0", step, value }));
+    this.hint = h("div", { class: "hint", hidden: true },
+      h("p", {}, "There is nothing to simulate yet: this server writes no recording. Start it with"),
+      h("pre", { tabindex: "0", role: "region", "aria-label": "Command" }, h("code", {}, "penstock serve MODEL --record run.jsonl")),
+      h("p", {}, "and use it for a while: its recording is then offered here. Or choose a file that was written before:"));
     this.go = h("button", { type: "submit", class: "primary" }, "Simulate");
     this.cancel = h("button", { type: "button", hidden: true, onclick: () => this.running?.abort() }, "Cancel");
     this.state = h("p", { role: "status" });
     this.results = h("section", { "aria-label": "Results" });
+    this.rest = h("div", { hidden: true },
+      h("div", { class: "fields" }, number("compare-speed", "Times as fast", "1", "any"),
+        number("compare-ttft", "Target of first token, ms", "", "any"), number("compare-tpot", "Target between tokens, ms", "", "any")),
+      h("fieldset", {}, h("legend", {}, "Options to compare"), this.configs,
+        h("p", { class: "muted" }, "As on the command line of penstock serve; what is not said is as by default. Examples: ",
+          EXAMPLES.map(([name, text], place) => [place ? ", " : "", `${name.toLowerCase()} `, h("code", {}, text)]), "."),
+        this.add),
+      h("div", { class: "buttons" }, this.go, this.cancel));
     replace(this,
       h("h1", {}, "Compare"),
       h("p", {}, "What the same requests would have felt under other options: the server's own scheduler in virtual time, over a recording (",
         h("code", {}, "--record"), ") or a step trace (", h("code", {}, "--step-trace"), ")."),
       h("form", { onsubmit: (event) => { event.preventDefault(); this.run(); } },
-        h("div", { class: "fields" },
-          h("div", { class: "field" }, h("label", { for: "compare-picked" }, "Recording"), this.picked), this.fileBox,
-          number("compare-speed", "Times as fast", "1", "any"), number("compare-ttft", "Target of first token, ms", "", "any"),
-          number("compare-tpot", "Target between tokens, ms", "", "any")),
-        h("fieldset", {}, h("legend", {}, "Options to compare"), this.configs,
-          h("p", { class: "muted" }, "As on the command line of penstock serve; what is not said is as by default. Examples: ",
-            EXAMPLES.map(([name, text], place) => [place ? ", " : "", `${name.toLowerCase()} `, h("code", {}, text)]), "."),
-          this.add),
-        h("div", { class: "buttons" }, this.go, this.cancel), this.state),
+        this.hint, h("div", { class: "fields" }, this.pickedBox, this.fileBox), this.rest, this.state),
       this.results);
   }
 
@@ -86,19 +92,28 @@ class CompareRoom extends HTMLElement {
   async askRecordings() {
     try {
       const { data } = await api.get("/debug/recordings");
-      this.picked.append(...data.map((each) => h("option", { value: each.name }, `${each.name} of this server (${short(each.bytes)}B)`)));
+      this.picked.prepend(...data.map((each) => h("option", { value: each.name }, `${each.name} of this server (${short(each.bytes)}B)`)));
+      this.picked.selectedIndex = 0;
+      this.pickedBox.hidden = !data.length;
     } catch (error) {
-      this.state.textContent = error.message;
+      this.isRefused = true;
+      this.refuse(error.message);
     }
+    this.choose();
   }
 
+  /** Without a recording there is nothing to simulate: what to do is said instead. */
   choose() {
-    this.fileBox.hidden = this.picked.value !== "";
+    this.fileBox.hidden = this.picked.value !== "" || this.isRefused;
+    const isThere = Boolean(this.picked.value || this.text);
+    this.rest.hidden = !isThere;
+    this.hint.hidden = isThere || !this.pickedBox.hidden || this.isRefused;
   }
 
   async readFile() {
     const [file] = this.file.files;
     this.text = file ? await file.text() : "";
+    this.choose();
   }
 
   async run() {
@@ -111,10 +126,6 @@ class CompareRoom extends HTMLElement {
         return;
       }
       configs[name] = item.querySelector(".options").value;
-    }
-    if (!this.picked.value && !this.text) {
-      this.refuse("Choose a recording first.");
-      return;
     }
     const number = (id) => Number(this.querySelector(`#${id}`).value || 0);
     const body = { configs, speed: number("compare-speed") || 1, ttft_ms: number("compare-ttft"), tpot_ms: number("compare-tpot") };

@@ -1,19 +1,16 @@
-// The main figures of /metrics as charts, computed in the browser while the room is open. Nothing is kept.
-import { api } from "../../parts/api.js";
+// The main figures of /metrics as charts, computed in the browser. They are kept until the page is closed.
 import { h, replace, short } from "../../parts/dom.js";
 import { Chart } from "./chart.js";
-import { parse } from "./exposition.js";
 import { CHARTS, statuses } from "./figures.js";
+import { MOST_MINUTES, history } from "./history.js";
 
 const PERIOD = 2000;
-const SPANS = [[2, "2 minutes"], [10, "10 minutes"], [60, "1 hour"]];
-const WINDOW = 30_000; // percentiles and rates are of so many milliseconds
+const LEAST_SPAN = 30_000; // of the axis, while the page has not been open for longer
+const SPANS = [[2, "2 minutes"], [10, "10 minutes"], [MOST_MINUTES, "1 hour"]];
 
 class MetricsRoom extends HTMLElement {
   connectedCallback() {
     this.stopper = new AbortController();
-    this.readings = [];
-    this.points = CHARTS.map(() => []);
     this.charts = CHARTS.map((chart) => new Chart(chart));
     this.span = h("select", { id: "metrics-span", onchange: () => this.#show() }, SPANS.map(([minutes, words]) => h("option", { value: minutes }, words)));
     this.said = h("p", { class: "muted", role: "status" });
@@ -23,10 +20,11 @@ class MetricsRoom extends HTMLElement {
       this,
       h("div", { class: "metrics-bar" }, h("label", { for: "metrics-span" }, "Show the last"), this.span, this.said),
       h("div", { class: "charts" }, this.charts.map((chart) => chart.element)),
-      h("div", { class: "tables" }, section("Engines", this.engines), section("Answers since the room was opened", this.answers)),
+      h("div", { class: "tables" }, section("Engines", this.engines), section("Answers since the page was opened", this.answers)),
     );
     this.resizing = new ResizeObserver(() => this.#show());
     this.resizing.observe(this);
+    this.#tables();
     this.#watch();
   }
 
@@ -37,39 +35,29 @@ class MetricsRoom extends HTMLElement {
   }
 
   async #watch() {
-    if (!document.hidden || !this.readings.length) await this.#read();
+    if (!document.hidden || !history.last) await this.#read();
     if (!this.stopper.signal.aborted) this.timer = setTimeout(() => this.#watch(), PERIOD);
   }
 
   async #read() {
     const { signal } = this.stopper;
-    const at = Date.now();
     try {
-      const samples = parse(await api.text("/metrics", { signal }));
-      this.#take({ at, samples });
+      await history.read(signal);
       this.said.textContent = "";
-      this.#engines(samples);
+      this.#tables();
     } catch (error) {
       if (signal.aborted) return;
       this.said.textContent = `No figures: ${error.message}`;
-      this.points.forEach((points) => points.push({ at, values: [] }));
     }
     this.#show();
   }
 
-  #take(reading) {
-    this.first ??= reading;
-    this.readings.push(reading);
-    while (this.readings.length > 2 && this.readings[1].at <= reading.at - WINDOW) this.readings.shift();
-    const before = this.readings.length > 1 ? this.readings[0] : reading;
-    const seconds = (reading.at - before.at) / 1000;
-    const oldest = reading.at - SPANS.at(-1)[0] * 60_000;
-    CHARTS.forEach(({ read }, i) => {
-      this.points[i].push({ at: reading.at, values: read(before.samples, reading.samples, seconds) });
-      while (this.points[i][0].at < oldest) this.points[i].shift();
-    });
-    const rows = statuses(this.first === reading ? null : this.first.samples, reading.samples);
-    fill(this.answers, ["Route", "Status", "Number"], this.first === reading ? [] : rows.map(([route, status, count]) => [route, status, short(count)]));
+  #tables() {
+    const { first, last } = history;
+    if (!last) return;
+    this.#engines(last.samples);
+    const rows = first === last ? [] : statuses(first.samples, last.samples);
+    fill(this.answers, ["Route", "Status", "Number"], rows.map(([route, status, count]) => [route, status, short(count)]));
   }
 
   #engines(samples) {
@@ -91,8 +79,9 @@ class MetricsRoom extends HTMLElement {
 
   #show() {
     const to = Date.now();
-    const from = to - Number(this.span.value) * 60_000;
-    this.charts.forEach((chart, i) => chart.show(this.points[i].filter(({ at }) => at >= from), from, to));
+    const began = Math.min(history.first?.at ?? to, to - LEAST_SPAN);
+    const from = Math.max(to - Number(this.span.value) * 60_000, began);
+    this.charts.forEach((chart, i) => chart.show(history.points[i].filter(({ at }) => at >= from), from, to));
   }
 }
 

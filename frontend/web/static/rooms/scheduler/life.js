@@ -1,6 +1,7 @@
 // One request: its whole life, and why it waited at each moment.
 
 import { duration, h } from "../../parts/dom.js";
+import { copy } from "../../parts/markdown.js";
 import { fillTable } from "../../parts/table.js";
 
 
@@ -40,14 +41,15 @@ export class LifePanel {
     this.bar = h("div", { class: "life-bar", "aria-hidden": "true" });
     this.table = h("table", {});
     this.close = h("button", { type: "button", hidden: true, onclick: onClose }, "Clear selection");
+    this.copyId = h("button", { type: "button", hidden: true, onclick: () => copy(this.id, this.copyId) }, "Copy id");
     this.element = h("section", { class: "panel life", "aria-labelledby": "life-title" },
-      this.title, this.hint, this.close, this.bar, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Events of the request" }, this.table));
+      this.title, this.hint, h("div", { class: "buttons" }, this.copyId, this.close), this.bar, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Events of the request" }, this.table));
   }
 
   clear(text = "Select a row of the timeline, or a request of the queue.") {
     this.title.textContent = "No request is selected";
     this.hint.textContent = text;
-    this.close.hidden = true;
+    this.close.hidden = this.copyId.hidden = true;
     this.bar.replaceChildren();
     this.table.replaceChildren();
     delete this.element.dataset.key;
@@ -58,7 +60,8 @@ export class LifePanel {
     const began = events[0]?.at ?? life.now;
     const ended = life.is_live ? life.now : events[events.length - 1].at;
     this.element.dataset.key = life.key;
-    this.close.hidden = false;
+    this.close.hidden = this.copyId.hidden = false;
+    this.id = life.id;
     this.title.textContent = `Request ${life.id}`;
     const waited = events.filter((each) => each.kind === "waited").reduce((sum, each) => sum + each.until - each.at, 0);
     const left = life.events_left_out ? ` ${life.events_left_out} events in the middle are not kept.` : "";

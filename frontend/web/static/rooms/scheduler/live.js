@@ -3,10 +3,12 @@
 import { api } from "../../parts/api.js";
 
 const RETRY_SECONDS = 2;
+const LAST_SECONDS = 30; // of before the room was opened: see ../../parts/background.js
 
 export class LiveSource {
   constructor(engine, onState) {
     this.query = engine ? `?engine=${encodeURIComponent(engine)}` : "";
+    this.steps = `/debug/steps?last=${LAST_SECONDS}${engine && `&engine=${encodeURIComponent(engine)}`}`;
     this.onState = onState; // told "connected", or why not
   }
 
@@ -15,7 +17,7 @@ export class LiveSource {
     const { signal } = this.stopping;
     while (!signal.aborted) {
       try {
-        for await (const event of api.events(`/debug/steps${this.query}`, { signal })) {
+        for await (const event of api.events(this.steps, { signal })) {
           this.onState("");
           if (event.event === "steps") onBatch(typeof event.data === "string" ? JSON.parse(event.data) : event.data);
         }

@@ -1,6 +1,6 @@
 // The KV pool as a map: a square for each cell of pages, coloured by its state; who owns it, by hue.
 
-import { h } from "../../parts/dom.js";
+import { h, shortId } from "../../parts/dom.js";
 import { fillTable } from "../../parts/table.js";
 
 
@@ -25,7 +25,7 @@ export class PagesPanel {
     fillTable(this.table, ["Pages", "State or owner", "Tier"], [
       ...map.tiers.flatMap((tier) => STATES.map((state) => [tier.counts[state] ?? 0, WORDS[state], tier.tier])),
       ...Object.entries(map.disk).map(([state, count]) => [count, state, "disk"]),
-      ...most.map((owner) => [owner.pages, owner.key + (owner.index ? `/${owner.index}` : ""), "device"]),
+      ...most.map((owner) => [owner.pages, shortId(owner.key + (owner.index ? `/${owner.index}` : "")), "device"]),
     ]);
     const device = map.tiers[0];
     this.told.textContent = `${device.pages.toLocaleString("en")} pages of ${map.page_size} tokens: ` +

@@ -3,23 +3,30 @@
 //   #/scheduler                   the server's first engine; ?engine=1 another one
 //   #/scheduler?synthetic=256     an engine that is not there, with so many rows
 
-import { duration, h, short } from "../../parts/dom.js";
+import { watched } from "../../parts/background.js";
+import { duration, h, replace, short, shortId } from "../../parts/dom.js";
 import { fillTable } from "../../parts/table.js";
 import { figures } from "./figures.js";
 import { LifePanel } from "./life.js";
 import { LiveSource } from "./live.js";
 import { PagesPanel } from "./pages.js";
 import { PrefixPanel } from "./prefixes.js";
-import { Store } from "./store.js";
+import { ACCEPTED, PREEMPTED, SWAPPED, Store } from "./store.js";
 import { SyntheticSource } from "./synthetic.js";
 import { Timeline } from "./timeline.js";
-import { View } from "./view.js";
+import { View, clockText } from "./view.js";
 
-const LEGEND = [["decode", "decode"], ["accepted", "decode with accepted drafts"], ["prefill", "part of a prompt"],
-  ["decode-dim", "steps that are not told"], ["row", "has a row, computes nothing"], ["busy", "device computes"],
-  ["idle", "device idle"], ["preempted", "preempted"], ["swapped", "preempted, swapped to the host"], ["selected", "selected"]];
+const LEGEND = [["prefill", "prompt is computed"], ["decode", "tokens are generated"],
+  ["accepted", "with accepted drafts"], ["decode-dim", "steps that are not told"], ["row", "has a row, waits"],
+  ["busy", "device computes"], ["idle", "device idle"], ["preempted", "preempted"],
+  ["swapped", "preempted, swapped to the host"], ["selected", "selected"]];
+const RARE = new Set(["accepted", "decode-dim", "preempted", "swapped", "selected"]); // told once they have been seen
+const ABOUT = "A line is a row of the batch, a bar in it is a request. Select one to see its life.";
 const HELP = "Wheel or pinch zooms, dragging pans. Keys: plus and minus zoom, left and right pan, up and down choose a row, " +
   "Enter shows its request, F follows what is live, Space pauses.";
+const TALLEST = 0.5, LEAST_HEIGHT = 140, MOST_HEIGHT = 560; // of the timeline: part of the window, and pixels
+const KEPT_SECONDS = 29; // of which something is known, if somebody watched all the time
+const SHRINK_MS = 4000; // so long must fewer lanes do before the timeline gets smaller
 const SLOW_MS = 1000, PAGES_MS = 2000;
 
 class SchedulerRoom extends HTMLElement {
@@ -51,15 +58,18 @@ class SchedulerRoom extends HTMLElement {
   build() {
     const button = (text, onclick, fields = {}) => h("button", { type: "button", onclick, ...fields }, text);
     this.pauseButton = button("Pause", () => this.setPaused(!this.paused), { "aria-pressed": "false" });
-    this.liveButton = button("Follow live", () => this.setLive(!this.view.isLive), { "aria-pressed": "true" });
+    this.liveButton = button("Follow live", () => this.setLive(this.paused || !this.view.isLive), { "aria-pressed": "true" });
+    this.span = h("span", { class: "span", title: "Time from the left border to the right one" });
     this.engines = h("select", { "aria-label": "Engine", onchange: () => this.changeEngine() });
     this.state = h("p", { role: "status", class: "state" }, "Connecting…");
     this.figures = h("dl", { class: "figures" });
     this.canvas = h("canvas", { tabindex: 0, role: "application", class: "timeline",
       "aria-label": "Timeline of steps: rows over time", "aria-describedby": "timeline-help" });
-    this.where = h("p", { class: "where" });
-    this.legend = h("ul", { class: "legend", "aria-label": "Legend" },
-      ...LEGEND.map(([name, text]) => h("li", {}, h("span", { class: `swatch tl-${name}`, "aria-hidden": "true" }), text)));
+    this.empty = h("div", { class: "empty", hidden: true });
+    this.box = h("div", { class: "canvas-box" }, this.canvas, this.empty);
+    this.where = h("p", { class: "where" }, ABOUT);
+    this.legend = h("ul", { class: "legend", "aria-label": "Legend" });
+    this.seen = new Set();
     this.rowsTable = h("table", {});
     this.rowsDetails = h("details", {}, h("summary", {}, "The timeline as a table"),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rows and what they do" }, this.rowsTable));
@@ -67,17 +77,21 @@ class SchedulerRoom extends HTMLElement {
     this.life = new LifePanel(() => this.select("", 0));
     this.queueTable = h("table", {});
     this.queueTold = h("p", {});
-    const queue = h("section", { class: "panel", "aria-labelledby": "queue-title" }, h("h3", { id: "queue-title" }, "Queue"),
+    const queue = h("section", { class: "panel queue", "aria-labelledby": "queue-title" }, h("h3", { id: "queue-title" }, "Queue"),
       this.queueTold, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Waiting requests" }, this.queueTable));
     this.pages = new PagesPanel((key, index) => this.select(key, index));
     this.prefixes = new PrefixPanel(() => this.askPrefixes());
     this.replaceChildren(
       h("h2", {}, "Scheduler"),
       h("div", { class: "tools" }, this.pauseButton, this.liveButton,
-        button("Zoom in", () => this.zoom(0.5)), button("Zoom out", () => this.zoom(2)), this.engines, this.state),
+        h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
+          button("−", () => this.zoom(2), { "aria-label": "Zoom out", title: "Zoom out" }), this.span,
+          button("+", () => this.zoom(0.5), { "aria-label": "Zoom in", title: "Zoom in" })),
+        this.engines, this.state),
       this.figures,
-      h("div", { class: "canvas-box" }, this.canvas),
-      this.where, h("p", { id: "timeline-help", class: "help" }, HELP), this.legend, this.rowsDetails,
+      this.where, this.box, this.legend,
+      h("details", {}, h("summary", {}, "Keys and gestures"), h("p", { id: "timeline-help", class: "help" }, HELP)),
+      this.rowsDetails,
       h("div", { class: "panels" }, this.life.element, queue, this.pages.element, this.prefixes.element),
     );
   }
@@ -102,10 +116,11 @@ class SchedulerRoom extends HTMLElement {
   connect(engine) {
     this.source?.stop();
     this.store.clear();
+    watched.engine = engine;
     const rows = Number(this.query.get("synthetic"));
     this.source = rows ? new SyntheticSource(Math.min(4096, Math.max(1, Math.floor(rows)))) : new LiveSource(engine, (why) => this.setState(why));
     this.source.start((batch) => this.onBatch(batch));
-    if (rows) this.setState("");
+    if (rows) this.state.textContent = "An engine that is not there, to look around.";
   }
 
   changeEngine() {
@@ -127,12 +142,14 @@ class SchedulerRoom extends HTMLElement {
       if (this.pending.length > 600) this.pending.shift();
       return;
     }
+    const isFirst = !this.store.now;
     this.store.add(batch);
-    if (!this.timeline.zero) this.timeline.zero = batch.now;
     this.toggleAttribute("data-has-steps", this.store.numSteps > 0);
+    if (isFirst) this.tellSlow();
   }
 
   setState(why) {
+    this.why = why;
     const left = this.store.lostBatches ? ` ${this.store.lostBatches} messages were lost.` : "";
     const text = why ? `Not connected: ${why}` : `Connected.${left}`;
     if (this.state.textContent !== text) this.state.textContent = text;
@@ -143,6 +160,7 @@ class SchedulerRoom extends HTMLElement {
     this.paused = isPaused;
     this.pauseButton.setAttribute("aria-pressed", String(isPaused));
     this.pauseButton.textContent = isPaused ? "Go on" : "Pause";
+    this.timeline.isPaused = isPaused;
     if (isPaused) {
       this.stoppedAt = this.store.clock();
       return;
@@ -166,10 +184,54 @@ class SchedulerRoom extends HTMLElement {
     this.frames.push(at);
     while (this.frames[0] < at - 1000) this.frames.shift();
     if (!this.paused) this.view.follow(this.store.clock());
+    this.fitBox(at);
     this.timeline.draw();
-    if (this.view.isLive !== (this.liveButton.getAttribute("aria-pressed") === "true")) {
-      this.liveButton.setAttribute("aria-pressed", String(this.view.isLive));
+    this.tellEmpty();
+    const span = duration(this.view.seconds);
+    if (this.span.textContent !== span) this.span.textContent = span;
+    const isFollowing = String(this.view.isLive && !this.paused);
+    if (this.liveButton.getAttribute("aria-pressed") !== isFollowing) this.liveButton.setAttribute("aria-pressed", isFollowing);
+  }
+
+  /** As tall as the rows in view need. It grows at once, and shrinks when they have been few for a while. */
+  fitBox(at) {
+    const before = this.timeline.lanes, most = Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, innerHeight * TALLEST));
+    const height = Math.max(LEAST_HEIGHT, this.timeline.fit(most));
+    if (this.timeline.lanes >= before) this.fewSince = at;
+    if (this.timeline.lanes < before && at - this.fewSince < SHRINK_MS) this.timeline.lanes = before;
+    else if (height !== this.boxHeight) {
+      this.boxHeight = height;
+      this.box.style.height = `${height}px`;
     }
+  }
+
+  /** Say so where nothing is to be seen, and what to do about it. */
+  tellEmpty() {
+    const { store, view } = this;
+    const isEmpty = store.now > 0 && store.highestRow(view.left, view.right) < 0;
+    const fresh = store.now - store.since < KEPT_SECONDS ? "fresh" : "new";
+    const away = !store.now && this.why ? "away" : "";
+    const kind = !isEmpty ? away : !view.isLive ? "past" : store.lastActive() ? "idle" : fresh;
+    if (kind === this.emptyKind) return;
+    this.emptyKind = kind;
+    this.empty.hidden = !kind;
+    const chat = h("a", { href: "#/chat" }, "Chat");
+    const act = (text, onclick) => h("button", { type: "button", onclick }, text);
+    if (kind === "away") replace(this.empty, h("p", {}, `There is nothing to show: ${this.why}.`));
+    if (kind === "past") replace(this.empty, h("p", {}, "Nothing ran in this time."), act("Go to now", () => this.setLive(true)));
+    if (kind === "idle") replace(this.empty, h("p", {}, "Nothing runs now."), act("Show what ran last", () => this.goTo(store.lastActive())));
+    if (kind === "new" || kind === "fresh") {
+      const since = kind === "new" ? "in the last 30 seconds" : `since ${clockText(store.unixAt(store.since))}; nobody watched before`;
+      replace(this.empty, h("p", {}, `Nothing has run ${since}. Ask something in `, chat,
+        ", or send a request to the server: its steps appear here as they happen."));
+    }
+    this.timeline.isEmpty = Boolean(kind);
+  }
+
+  /** Show a time near the right border. */
+  goTo(time) {
+    this.view.isLive = false;
+    this.view.right = time + this.view.seconds / 10;
   }
 
   /** Frames of the last second. */
@@ -182,25 +244,45 @@ class SchedulerRoom extends HTMLElement {
     if (!this.timeline || this.paused) return;
     const found = figures(this.store), spread = (each) => `${duration(each.p50)} / ${duration(each.p99)}`;
     const told = [
-      ["Running", found.running], ["Waiting", found.waiting], ["Steps a second", short(found.steps)],
-      ["Output tokens a second", short(found.output)], ["Prompt tokens a second", short(found.prompt)],
-      ["Device busy", `${Math.min(100, found.busy * 100).toFixed(0)} %`], ["Preemptions a second", short(found.preemptions)],
-      ["Queue p50 / p99", spread(found.queue)], ["First token p50 / p99", spread(found.ttft)],
-      ["Between tokens p50 / p99", spread(found.tpot)], ["Whole p50 / p99", spread(found.e2e)],
+      ["Running", found.running], ["Waiting", found.waiting], ["Steps/s", short(found.steps)],
+      ["Output tokens/s", short(found.output)], ["Prompt tokens/s", short(found.prompt)],
+      ["Device busy", `${Math.min(100, found.busy * 100).toFixed(0)} %`],
     ];
+    if (this.seen.has("preempted") || this.seen.has("swapped")) told.push(["Preemptions/s", short(found.preemptions)]);
+    if (found.numEnded) {
+      told.push(["Queue p50 / p99", spread(found.queue)], ["First token p50 / p99", spread(found.ttft)],
+        ["Token gap p50 / p99", spread(found.tpot)], ["Whole p50 / p99", spread(found.e2e)]);
+    }
     this.figures.replaceChildren(...told.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+    this.tellLegend();
     this.tellQueue();
     if (this.rowsDetails.open) this.tellRows();
     if (this.selectedKey && !this.isAsking) this.askLife();
   }
 
+  /** Only of what there has been. */
+  tellLegend() {
+    const { store, seen, timeline } = this;
+    if (timeline.selected) seen.add("selected");
+    for (const [kind, name] of [[PREEMPTED, "preempted"], [SWAPPED, "swapped"]]) {
+      if (!seen.has(name) && store.markKind.subarray(0, store.numMarks).includes(kind)) seen.add(name);
+    }
+    if (!seen.has("accepted") && store.kind.subarray(0, store.numCells).includes(ACCEPTED)) seen.add("accepted");
+    if (!seen.has("decode-dim") && store.leftOut.subarray(0, store.numSteps).some(Boolean)) seen.add("decode-dim");
+    if (this.legend.dataset.seen === String(seen.size)) return;
+    this.legend.dataset.seen = seen.size;
+    const shown = LEGEND.filter(([name]) => !RARE.has(name) || seen.has(name));
+    replace(this.legend, shown.map(([name, text]) => h("li", {}, h("span", { class: `swatch tl-${name}`, "aria-hidden": "true" }), text)));
+  }
+
   tellQueue() {
     const store = this.store, kinds = Object.entries(store.reasons).map(([reason, count]) => `${count} × ${reason}`).join(", ");
     this.queueTold.textContent = store.numWaiting ? `${store.numWaiting.toLocaleString("en")} wait: ${kinds}.` : "Nobody waits.";
+    this.queueTable.hidden = !store.queue.length;
     if (this.queueTable.contains(document.activeElement)) return; // a button must not vanish under somebody's finger
     fillTable(this.queueTable, ["Request", "Waits", "Prompt", "Why"], store.queue.map((each) => [
-      each.key + (each.index ? `/${each.index}` : ""), each.arrived ? duration(store.now - each.arrived) : "–",
-      each.prompt_tokens.toLocaleString("en"), each.reason,
+      shortId(each.key + (each.index ? `/${each.index}` : "")), each.arrived ? duration(store.now - each.arrived) : "–",
+      `${each.prompt_tokens.toLocaleString("en")} tokens`, each.reason,
     ]), (place) => this.select(store.queue[place].key, store.queue[place].index));
   }
 
@@ -217,7 +299,7 @@ class SchedulerRoom extends HTMLElement {
     if (this.rowsTable.contains(document.activeElement)) return;
     fillTable(this.rowsTable, ["Request", "Row", "Since", "In the last step"], rows.map(([row, name]) => {
       const seq = store.live.get(name);
-      return [name, row, seq?.admitted ? duration(store.now - seq.admitted) : "–", does.get(row) ?? "nothing"];
+      return [shortId(name), row, seq?.admitted ? duration(store.now - seq.admitted) : "–", does.get(row) ?? "nothing"];
     }), (place) => {
       const seq = store.live.get(rows[place][1]);
       if (seq) this.select(seq.key, seq.index);
@@ -292,7 +374,7 @@ class SchedulerRoom extends HTMLElement {
     let moved = 0;
     const at = (event) => {
       const box = this.canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
+      return [event.clientX - box.left - this.timeline.gutter, event.clientY - box.top];
     };
     this.canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
@@ -332,13 +414,14 @@ class SchedulerRoom extends HTMLElement {
     };
     this.canvas.addEventListener("pointerup", up);
     this.canvas.addEventListener("pointercancel", up);
+    this.canvas.addEventListener("pointerleave", () => this.tellWhere(-1, 0));
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
     this.canvas.addEventListener("blur", () => { this.timeline.cursor = null; });
   }
 
   onKey(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
-    const view = this.view, rows = Math.max(1, this.store.rows);
+    const view = this.view, rows = this.timeline.lanes;
     const move = (by) => {
       const row = this.timeline.cursor ? this.timeline.cursor.row + by : 0;
       this.timeline.cursor = { row: Math.min(rows - 1, Math.max(0, row)) };
@@ -373,7 +456,7 @@ class SchedulerRoom extends HTMLElement {
   tellWhere(row, time) {
     const place = row < 0 ? -1 : this.store.spanAt(row, time);
     const who = place < 0 ? "nobody" : this.store.spanKey[place];
-    this.where.textContent = row < 0 ? "" : `Row ${row}, ${(time - this.timeline.zero).toFixed(4)} s: ${who}`;
+    this.where.textContent = row < 0 ? ABOUT : `Row ${row}, ${clockText(this.store.unixAt(time), 3)}: ${who}`;
   }
 }
 

@@ -10,6 +10,8 @@ export const PREEMPTED = 0, SWAPPED = 1, FIRST_TOKEN = 2, FINISHED = 3, ADMITTED
 
 const MARK_OF = { "first token": FIRST_TOKEN, finished: FINISHED, admitted: ADMITTED };
 const MAX_DONE = 2000; // requests whose times are kept for percentiles
+const REPEATED = 60; // seconds
+const MAX_TOPS = 6000; // messages of which the highest row is kept: those of twenty minutes
 
 export class Store {
   constructor({ steps = 1 << 16, cells = 1 << 19, spans = 1 << 14, marks = 1 << 14 } = {}) {
@@ -47,6 +49,9 @@ export class Store {
     this.rows = 0;
     this.pages = this.pageSize = 0;
     this.now = 0;
+    this.since = 0; // what was before is not known; 0: nothing is
+    this.tops = []; // {from, to, row}: the highest row that somebody had, or -1
+    this.top = -1;
     this.clockAt = 0; // performance.now() of `now`
     this.unixTime = 0;
     this.queue = [];
@@ -94,14 +99,38 @@ export class Store {
     return -1;
   }
 
+  /** The highest row that somebody had between these times; -1: nobody had any. */
+  highestRow(from, to) {
+    let row = -1;
+    for (let place = this.tops.length - 1; place >= 0 && this.tops[place].to >= from; place--) {
+      if (this.tops[place].from <= to) row = Math.max(row, this.tops[place].row);
+    }
+    return row;
+  }
+
+  /** When somebody had a row last; 0: never, as far as is known. */
+  lastActive() {
+    return this.tops.findLast(({ row }) => row >= 0)?.to ?? 0;
+  }
+
+  /** Seconds since 1970 at a time of the scheduler's clock. */
+  unixAt(time) {
+    return time + this.unixTime - this.now;
+  }
+
   // --- filling -------------------------------------------------------------------------------
 
   /** One message of /debug/steps. */
   add(batch) {
+    const isKnown = batch.number <= this.lastNumber && batch.now <= this.now && batch.now > this.now - REPEATED;
+    if (isKnown) return; // a stream that was taken up again begins with its last seconds
     if (this.now && batch.now < this.now - 1) this.clear(); // another scheduler, with another clock
     if (this.lastNumber && batch.number > this.lastNumber + 1) this.lostBatches += batch.number - this.lastNumber - 1;
     this.lastNumber = batch.number;
     this.changed(this.now);
+    const from = this.now || Math.min(batch.now, batch.steps[0]?.sent ?? batch.now);
+    this.since ||= from;
+    this.top = -1;
     this.now = batch.now;
     this.clockAt = performance.now();
     this.unixTime = batch.unix_time;
@@ -114,6 +143,9 @@ export class Store {
     for (const event of batch.events) this.addEvent(event);
     for (const step of batch.steps) this.addStep(step);
     if (batch.picture) this.addPicture(batch.picture);
+    for (const row of this.byRow.keys()) this.top = Math.max(this.top, row);
+    this.tops.push({ from, to: batch.now, row: this.top });
+    if (this.tops.length > MAX_TOPS) this.tops.splice(0, MAX_TOPS / 2);
   }
 
   /** Something is known of this time that was not. */
@@ -125,7 +157,7 @@ export class Store {
     const i = this.numSteps % this.maxSteps, before = (this.numSteps - 1 + this.maxSteps) % this.maxSteps;
     this.changed(this.numSteps ? Math.min(step.sent, this.returned[before]) : step.sent);
     if (this.numSteps && step.left_out) {
-      this.until[before] = Math.max(this.until[before], step.sent);
+      this.until[before] = Math.max(this.until[before], step.sent - step.idle_us / 1e6); // then the device had nothing
       const room = this.until[before] - this.sent[before], took = this.forward[before] / 1000;
       this.busy[before] = Math.min(room, (1 + step.left_out) * took);
     }
@@ -165,6 +197,7 @@ export class Store {
     this.kind[c] = kind;
     this.amount[c] = Math.min(amount, 65535);
     this.rows = Math.max(this.rows, last + 1);
+    this.top = Math.max(this.top, last);
   }
 
   addEvent(event) {
@@ -263,6 +296,7 @@ export class Store {
     seq.span = i;
     this.byRow.set(row, this.spanKey[i]);
     this.rows = Math.max(this.rows, row + 1);
+    this.top = Math.max(this.top, row);
   }
 
   leave(seq, at) {

@@ -1,11 +1,20 @@
 // Draws a store on a canvas: rows of the batch over time.
 //
-// Steps go into an image with a pixel for each column of the screen and each row of the batch, which is then stretched
-// to the rows' height. A column takes few steps, however many there are in it: a frame costs about the same at any zoom.
+//   gutter     axis: times of day, and "now"
+//   device     when it computes
+//   row 0      a bar for each request that has the row
+//
+// Steps go into an image with a pixel for each column of the screen and each lane, a row that is shown, which is then
+// stretched to the lanes' height. A column takes few steps, however many there are in it: a frame costs about the same
+// at any zoom.
 
+import { middle } from "../../parts/dom.js";
 import { ACCEPTED, ADMITTED, DECODE, FINISHED, FIRST_TOKEN, PREEMPTED, PREFILL, SWAPPED } from "./store.js";
 
-const AXIS = 20, DEVICE = 12, GAP = 4;
+const AXIS = 22, DEVICE = 14, GAP = 6;
+const WIDE_GUTTER = 58, NARROW_GUTTER = 46, NARROW = 600; // pixels
+const FEWEST_LANES = 4, TALLEST_LANE = 26, SHORTEST_NAMED = 15;
+const FONT = "12px system-ui, sans-serif";
 const STEPS_IN_COLUMN = 2;
 const NAMES = [
   "text", "line", "paper", "decode", "prefill", "accepted", "decode-dim", "prefill-dim", "accepted-dim", "row", "busy",
@@ -25,7 +34,8 @@ export class Timeline {
     this.lane = document.createElement("canvas"); // of the device: busy, or idle between two steps
     this.selected = ""; // key/index
     this.cursor = null; // {row, time} of the keyboard
-    this.zero = 0; // of the axis
+    this.isEmpty = this.isPaused = false; // the room says so
+    this.lanes = FEWEST_LANES; // rows that are shown, from the first one on
     this.colors = {};
     this.resize();
   }
@@ -63,13 +73,25 @@ export class Timeline {
   /** The canvas has another size, or the screen another density. */
   resize() {
     const box = this.canvas.getBoundingClientRect();
-    this.width = Math.max(1, Math.round(box.width));
+    const whole = Math.max(1, Math.round(box.width));
+    this.gutter = whole < NARROW ? NARROW_GUTTER : WIDE_GUTTER;
+    this.width = Math.max(1, whole - this.gutter); // of what shows times; places are counted from its left border
     this.height = Math.max(1, Math.round(box.height));
     const density = Math.min(2, window.devicePixelRatio || 1);
-    this.canvas.width = this.width * density;
+    this.canvas.width = whole * density;
     this.canvas.height = this.height * density;
-    this.context.setTransform(density, 0, 0, density, 0, 0);
+    this.context.setTransform(density, 0, 0, density, this.gutter * density, 0);
     this.image = null;
+  }
+
+  /** Show as many lanes as the rows in view need; returns the height in pixels that suits them, of at most `most`. */
+  fit(most) {
+    const { store, view } = this, needed = store.highestRow(view.left, view.right) + 1;
+    let lanes = FEWEST_LANES;
+    while (lanes < needed) lanes *= 2;
+    if (store.rows) lanes = Math.min(lanes, Math.max(store.rows, needed));
+    this.lanes = lanes;
+    return this.top + Math.min(most - this.top, lanes * TALLEST_LANE);
   }
 
   get top() {
@@ -85,23 +107,29 @@ export class Timeline {
   }
 
   rowAt(y) {
-    const rows = Math.max(1, this.store.rows), row = Math.floor(((y - this.top) / (this.height - this.top)) * rows);
-    return row < 0 || row >= rows ? -1 : row;
+    const row = Math.floor(((y - this.top) / (this.height - this.top)) * this.lanes);
+    return row < 0 || row >= this.lanes ? -1 : row;
   }
 
   yOf(row) {
-    return this.top + (row / Math.max(1, this.store.rows)) * (this.height - this.top);
+    return this.top + (row / this.lanes) * (this.height - this.top);
   }
 
   draw() {
     const { context, store, width, height, colors } = this;
     context.fillStyle = colors.paper;
-    context.fillRect(0, 0, width, height);
+    context.fillRect(-this.gutter, 0, width + this.gutter, height);
+    context.font = FONT;
+    context.textBaseline = "middle";
     if (store.rows) {
       this.drawSteps();
+      this.drawLanes();
+      this.drawNames();
       this.drawSpans();
       this.drawMarks();
     }
+    this.drawUnknown();
+    this.drawGutter();
     this.drawAxis();
     if (this.cursor && store.rows) {
       context.strokeStyle = colors.selected;
@@ -111,7 +139,7 @@ export class Timeline {
   }
 
   drawSteps() {
-    const { store, view, width, context } = this, rows = store.rows;
+    const { store, view, width, context } = this, rows = this.lanes;
     if (!this.image || this.image.width !== width || this.image.height !== rows) this.makeImage(width, rows);
     this.fillImage(width / view.seconds);
     this.laneBusy.fill(0);
@@ -205,7 +233,7 @@ export class Timeline {
   /** A step into these columns. */
   paint(i, from, to, colors) {
     if (from >= to) return;
-    const { store, columns } = this, rows = store.rows;
+    const { store, columns } = this, rows = this.lanes;
     // A column may have other steps already; those after it are this step's alone.
     const ends = this.taken[from] && to - from > 1 ? from + 2 : from + 1;
     for (let x = from; x < ends; x++) {
@@ -249,6 +277,33 @@ export class Timeline {
     }
   }
 
+  /** Gaps between the lanes, where they are tall enough for that. */
+  drawLanes() {
+    const { context, width } = this, height = this.yOf(1) - this.yOf(0);
+    if (height < 6) return;
+    context.fillStyle = this.colors.paper;
+    for (let lane = 1; lane <= this.lanes; lane++) context.fillRect(0, this.yOf(lane) - 2, width, 2);
+  }
+
+  /** Which request a bar is. */
+  drawNames() {
+    const { store, context, width } = this, height = this.yOf(1) - this.yOf(0);
+    if (height < SHORTEST_NAMED) return;
+    for (let s = Math.max(0, store.numSpans - store.maxSpans); s < store.numSpans; s++) {
+      const i = s % store.maxSpans;
+      const x0 = Math.max(0, this.xOf(store.spanFrom[i])), x1 = Math.min(width, this.xOf(Math.min(store.spanTo[i], store.now)));
+      if (x1 - x0 < 48) continue;
+      const name = nameOf(store.spanKey[i]), size = context.measureText(name).width + 8, y = this.yOf(store.spanRow[i]);
+      if (size > x1 - x0 - 8) continue;
+      context.globalAlpha = 0.85;
+      context.fillStyle = this.colors.paper;
+      context.fillRect(x0 + 4, y + (height - 2) / 2 - 7, size, 14);
+      context.globalAlpha = 1;
+      context.fillStyle = this.colors.text;
+      context.fillText(name, x0 + 8, y + (height - 2) / 2);
+    }
+  }
+
   drawSpans() {
     const { store, context, width } = this, height = this.yOf(1) - this.yOf(0);
     if (!this.selected) return;
@@ -276,22 +331,64 @@ export class Timeline {
       for (let m = Math.max(0, store.numMarks - store.maxMarks); m < store.numMarks; m++) {
         const i = m % store.maxMarks;
         if (store.markKind[i] !== kind || store.markAt[i] < view.left || store.markAt[i] > view.right) continue;
-        if (store.markRow[i] < 0) continue;
+        if (store.markRow[i] < 0 || store.markRow[i] >= this.lanes) continue;
         const tall = kind === FIRST_TOKEN ? size : Math.max(size, height);
         context.fillRect(this.xOf(store.markAt[i]) - size / 2, this.yOf(store.markRow[i]), size, tall);
       }
     }
   }
 
-  drawAxis() {
-    const { context, colors, width, view } = this;
+  /** Of the time before the first message nothing is known: that is not the same as nothing having run. */
+  drawUnknown() {
+    const { context, store, colors, width, height } = this, end = Math.min(width, this.xOf(store.since));
+    if (!store.since || end <= 0) return;
+    context.fillStyle = colors.row;
+    context.fillRect(0, AXIS, end, height - AXIS);
+    const words = "not watched yet", size = context.measureText(words).width;
+    if (this.isEmpty || end < size + 16) return;
     context.fillStyle = colors.text;
-    context.font = "12px system-ui, sans-serif";
-    context.textBaseline = "middle";
-    for (const [time, text] of view.ticks(Math.max(2, width / 110), this.zero)) {
-      const x = this.xOf(time);
-      context.fillRect(x, AXIS - 4, 1, 4);
-      context.fillText(text, x + 3, AXIS / 2);
+    context.fillText(words, (end - size) / 2, (AXIS + height) / 2);
+  }
+
+  drawGutter() {
+    const { context, colors, gutter, height } = this, each = this.yOf(1) - this.yOf(0);
+    context.fillStyle = colors.paper;
+    context.fillRect(-gutter, 0, gutter, height);
+    context.fillStyle = colors.text;
+    context.textAlign = "right";
+    context.fillText("device", -6, AXIS + DEVICE / 2);
+    const every = 2 ** Math.max(0, Math.ceil(Math.log2(14 / each)));
+    for (let row = 0; row < this.lanes; row += every) context.fillText(`row ${row}`, -6, this.yOf(row) + Math.max(6, each / 2));
+    context.textAlign = "left";
+    context.fillStyle = colors.line;
+    context.fillRect(-1, AXIS, 1, height - AXIS);
+  }
+
+  drawAxis() {
+    const { context, colors, width, height, store, view } = this;
+    const now = view.isLive ? width : this.xOf(store.now), isShown = store.now > 0 && now >= 0 && now <= width;
+    const words = this.isPaused ? "paused" : "now";
+    let reserved = 0;
+    context.fillStyle = colors.text;
+    if (isShown) {
+      context.font = `bold ${FONT}`;
+      reserved = context.measureText(words).width + 12;
+      context.fillText(words, Math.min(now + 4, width + 8 - reserved), AXIS / 2);
+      context.fillRect(Math.min(width - 2, now), AXIS - 5, 2, height);
+      context.font = FONT;
+    }
+    if (!store.unixTime) return;
+    for (const [time, text] of view.ticks(Math.max(2, width / 90), store.unixAt(0))) {
+      const x = this.xOf(time), size = context.measureText(text).width + 8;
+      if (isShown && x + size > Math.min(now, width - reserved) && x < now + reserved) continue;
+      context.fillRect(x, AXIS - 5, 1, 5);
+      context.fillText(text, x + 4, AXIS / 2);
     }
   }
+}
+
+/** A request's name as people gave it, short enough for a bar: from a span's key, number:id/sequence. */
+function nameOf(key) {
+  const id = key.slice(key.indexOf(":") + 1).replace(/\/0$/, "");
+  return middle(id, 16);
 }
