@@ -90,12 +90,17 @@ class ReasoningText(Struct, frozen=True):
     type: str = "reasoning_text"
 
 
+class SummaryText(Struct, frozen=True):
+    text: str
+    type: str = "summary_text"
+
+
 class ReasoningItem(Struct, frozen=True):
     id: str
     content: list[ReasoningText]
     status: Status
     type: str = "reasoning"
-    summary: tuple[()] = ()
+    summary: tuple[SummaryText, ...] = ()
     encrypted_content: None = None
 
 
@@ -116,7 +121,16 @@ class FunctionCallItem(Struct, frozen=True):
     type: str = "function_call"
 
 
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+class CustomToolCallItem(Struct, frozen=True):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+    type: str = "custom_tool_call"
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):

@@ -19,6 +19,7 @@ from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import ReasoningFormat
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
+from penstock.frontend.validation.custom_tools import enforced_parameters
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -71,8 +72,12 @@ def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
     for function in tools.functions if tools is not None else ():
         assert tools is not None
         arguments = _ANY_ARGUMENTS
-        if tools.is_forced or function.get("strict"):
+        pattern = tools.inputs.get(function["name"])
+        if pattern is not None:
+            arguments = enforced_parameters(pattern)
+        elif tools.is_forced or function.get("strict"):
             arguments = function.get("parameters") or _NO_ARGUMENTS
+        if arguments is not _ANY_ARGUMENTS:
             room -= len(msgspec.json.encode(arguments))
             if room < 0:
                 arguments = _ANY_ARGUMENTS

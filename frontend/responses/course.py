@@ -45,7 +45,7 @@ class ResponseCourse:
         self._created_at = int(CLOCK.get()())
         self._parser = MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
-        self._builder = ResponseBuilder()
+        self._builder = ResponseBuilder(summarizes=valid.summarizes)
         self._scores = run.score_writer()
         self._untold: list[tuple[str, list[schema.ContentLogprob]]] = []  # texts and scores of tokens not reported yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are reported
