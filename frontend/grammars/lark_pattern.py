@@ -82,7 +82,21 @@ def anchored(pattern: str) -> str:
     slashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
     if pattern.endswith("$") and slashes % 2 == 0:
         pattern = pattern[:-1]
-    return f"^(?:{pattern})$"
+    return f"^(?:{_CLASS.sub(_without_controls, pattern)})$"
+
+
+_CLASS = re.compile(r"\\.|\[\^(?P<not>(?:\\.|[^\[\]\\])+)\]|\[(?:\\.|[^\[\]\\])*\]", re.DOTALL)
+_CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f"
+
+
+def _without_controls(found: re.Match[str]) -> str:
+    """A class that excludes quotes or backslashes, which also excludes control characters other than white space.
+
+    Within JSON, the library lets all that is escaped into a class if such characters are in it.
+    """
+    excluded = found["not"]
+    is_wrong = excluded is not None and ('"' in excluded or r"\\" in excluded)
+    return f"[^{_CONTROLS}{excluded}]" if is_wrong else found[0]
 
 
 Token = tuple[str, str]

@@ -59,16 +59,17 @@ def validate_tools(
     for kind, name in _references(tool_choice):
         if kind != ("custom" if name in inputs else "function"):
             raise InvalidParameter(f"tool_choice: {name!r} is not a tool of type {kind!r}", param="tool_choice")
+    offered = frozenset(wanted or names)
     is_parallel = parallel is not False and choice != "named"
     if wanted and choice != "named":  # other tools are not offered to the model
         functions = [tool for tool in functions if tool["function"]["name"] in wanted]
     return ValidTools(
         functions,
-        frozenset(wanted or names),
+        offered,
         is_parallel,
         tool_format,
         is_forced,
-        inputs=inputs,
+        inputs={name: pattern for name, pattern in inputs.items() if name in offered},
         warnings=tuple(warnings),
     )
 
