@@ -54,7 +54,9 @@ def output_grammar_of(
             [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text]]
         ).decode()
         if rules.not_enforced:
-            keywords = ", ".join(keyword[:32] for keyword in list(rules.not_enforced)[:16])
+            is_grammar = tools is not None and any(tools.inputs.values())
+            words = {"pattern": "pattern, as which grammars of custom tools are written"} if is_grammar else {}
+            keywords = ", ".join(words.get(keyword, keyword[:32]) for keyword in list(rules.not_enforced)[:16])
             warnings.append(f"tools: this model's format for calls cannot enforce {keywords}")
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None

@@ -165,7 +165,8 @@ def test_what_has_no_text_is_left_out(live: LiveServer, blocks: list[dict[str, A
 def test_a_turn_that_was_paused_goes_on(live: LiveServer) -> None:
     """The call ends a message, and its result begins the next one."""
     live.says("Good.")
-    messages = conversation([])[:1] + [
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go on"},
         {"role": "assistant", "content": [use("web_search", query="rain")]},
         {"role": "assistant", "content": [result("web_search_tool_result", [FOUND])]},
     ]
