@@ -51,7 +51,7 @@ def output_grammar_of(
         functions, warnings = _functions(tools)
         start = _start(rules, output_format, functions, has_form=form is not None)
         text = msgspec.json.encode(
-            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text]]
+            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text], rules.texts]
         ).decode()
         if rules.not_enforced:
             is_grammar = tools is not None and any(tools.inputs.values())

@@ -7,8 +7,7 @@ enforce a regular expression within such a string, but no rules; so rules are pu
 import re
 from collections.abc import Iterator
 
-MAX_PATTERN = 16_384
-"""Characters that the expression may have."""
+from penstock.frontend.grammars.json_schema import MAX_PATTERN_CHARACTERS
 
 _MAX_WRITTEN = 1 << 20
 """Characters that may be written for it altogether: rules that name each other grow with every level."""
@@ -73,30 +72,6 @@ def pattern_of(lark: str) -> str:
         return _Rules(lark).pattern("start")
     except RecursionError:
         raise NoPatternError("it is nested too deeply") from None
-
-
-def anchored(pattern: str) -> str:
-    """The expression for a whole text, whether or not it says so already."""
-    if pattern.startswith("^"):
-        pattern = pattern[1:]
-    slashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
-    if pattern.endswith("$") and slashes % 2 == 0:
-        pattern = pattern[:-1]
-    return f"^(?:{_CLASS.sub(_without_controls, pattern)})$"
-
-
-_CLASS = re.compile(r"\\.|\[\^(?P<not>(?:\\.|[^\[\]\\])+)\]|\[(?:\\.|[^\[\]\\])*\]", re.DOTALL)
-_CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f"
-
-
-def _without_controls(found: re.Match[str]) -> str:
-    """A class that excludes quotes or backslashes, which also excludes control characters other than white space.
-
-    Within JSON, the library lets all that is escaped into a class if such characters are in it.
-    """
-    excluded = found["not"]
-    is_wrong = excluded is not None and ('"' in excluded or r"\\" in excluded)
-    return f"[^{_CONTROLS}{excluded}]" if is_wrong else found[0]
 
 
 Token = tuple[str, str]
@@ -224,7 +199,7 @@ class _Rules:
 
     def _written(self, pattern: str) -> str:
         self._num_written += len(pattern)
-        if len(pattern) > MAX_PATTERN or self._num_written > _MAX_WRITTEN:
+        if len(pattern) > MAX_PATTERN_CHARACTERS or self._num_written > _MAX_WRITTEN:
             raise NoPatternError("it is too large")
         return pattern
 

@@ -8,8 +8,9 @@ enforced where it can be written as a regular expression.
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.grammars.lark_pattern import NoPatternError, anchored, pattern_of
+from penstock.frontend.grammars.lark_pattern import NoPatternError, pattern_of
 from penstock.frontend.parsing.custom_input import INPUT
+from penstock.frontend.patterns import anchored
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
 
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}

@@ -8,7 +8,8 @@ import pytest
 from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.lark_pattern import NoPatternError, anchored, pattern_of
+from penstock.frontend.grammars.lark_pattern import NoPatternError, pattern_of
+from penstock.frontend.patterns import anchored, unanchored
 from penstock.frontend.validation.custom_tools import enforced_parameters
 
 PATCH = r"""
@@ -113,3 +114,19 @@ def test_a_regular_expression_is_for_the_whole_text(vocabulary: object, pattern:
 def test_what_cannot_be_one_expression(lark: str, why: str) -> None:
     with pytest.raises(NoPatternError, match=r"(?s).*" + why.replace("(", r"\(").replace(")", r"\)")):
         pattern_of(lark)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inner"),
+    [
+        (anchored("a|b"), "a|b"),
+        (anchored(r"(a)[)(](?:\()"), r"(a)[)(](?:\()"),
+        ("^(?:a)|(?:b)$", ""),
+        ("^a$", ""),
+        ("(?:a)$", ""),
+        (r"^(?:a\)$", ""),
+        ("^(?:)a)$", ""),
+    ],
+)
+def test_what_is_anchored_is_found_again(pattern: str, inner: str) -> None:
+    assert unanchored(pattern) == inner
