@@ -17,15 +17,27 @@ def unanchored(pattern: str) -> str:
     """The expression within `anchored`; empty if it is not of that form."""
     if not (pattern.startswith("^(?:") and pattern.endswith(")$")):
         return ""
-    depth = 0
-    for found in _GROUPS.finditer(pattern, 1):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if depth == 0 and found[0] == ")":
-            return pattern[4:-2] if found.end() == len(pattern) - 1 else ""
+    depth, at, in_class = 0, 1, False
+    while at < len(pattern) - 1:
+        character = pattern[at]
+        if character == "\\":
+            at += 2
+            continue
+        if in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+            at += len(pattern[at + 1 : at + 3]) - len(pattern[at + 1 : at + 3].lstrip("^]"))  # "]" may come first
+        elif character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+            if depth == 0:
+                return pattern[4:-2] if at == len(pattern) - 2 else ""
+        at += 1
     return ""
 
 
-_GROUPS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
 _CLASS = re.compile(r"\\.|\[\^(?P<not>(?:\\.|[^\[\]\\])+)\]|\[(?:\\.|[^\[\]\\])*\]", re.DOTALL)
 _CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f"
 

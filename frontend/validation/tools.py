@@ -7,7 +7,7 @@ from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.common import Rules
-from penstock.frontend.validation.custom_tools import as_function
+from penstock.frontend.validation.custom_tools import CustomTools
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 32768
@@ -44,9 +44,8 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
-    warnings: list[str] = []
-    inputs: dict[str, str] = {}
-    functions = [_function(f"tools[{index}]", tool, inputs, warnings) for index, tool in enumerate(tools)]
+    customs = CustomTools()
+    functions = [_function(f"tools[{index}]", tool, customs) for index, tool in enumerate(tools)]
     names = [str(tool["function"]["name"]) for tool in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -57,7 +56,7 @@ def validate_tools(
     if unknown is not None:
         raise InvalidParameter(f"tool_choice names {unknown!r}, which is not one of the tools", param="tool_choice")
     for kind, name in _references(tool_choice):
-        if kind != ("custom" if name in inputs else "function"):
+        if kind != ("custom" if name in customs.inputs else "function"):
             raise InvalidParameter(f"tool_choice: {name!r} is not a tool of type {kind!r}", param="tool_choice")
     offered = frozenset(wanted or names)
     is_parallel = parallel is not False and choice != "named"
@@ -69,8 +68,8 @@ def validate_tools(
         is_parallel,
         tool_format,
         is_forced,
-        inputs={name: pattern for name, pattern in inputs.items() if name in offered},
-        warnings=tuple(warnings),
+        inputs={name: pattern for name, pattern in customs.inputs.items() if name in offered},
+        warnings=tuple(customs.warnings),
     )
 
 
@@ -135,21 +134,16 @@ def _tool_name(tool: Any) -> str | None:
     return name[:64] if isinstance(name, str) else None
 
 
-def _function(field: str, tool: dict[str, Any], inputs: dict[str, str], warnings: list[str]) -> dict[str, Any]:
-    """The tool as a function. The pattern of a custom tool's input is put into `inputs`, under its name."""
+def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[str, Any]:
+    """The tool as a function."""
     kind = tool.get("type")
-    if kind == "custom":
-        found, pattern = as_function(field, tool, warnings)
-        check_function(f"{field}.custom", found["function"])
-        inputs[found["function"]["name"]] = pattern
-        return found
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise InvalidParameter(f"{field}.type must be 'function' or 'custom'", param=f"{field}.type")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
-    check_function(f"{field}.function", function)
-    return tool
+    field, described = f"{field}.{kind}", tool.get(kind)
+    if not isinstance(described, dict):
+        raise InvalidParameter(f"{field}: expected an object", param=field)
+    check_function(field, described)
+    return tool if kind == "function" else customs.as_function(field, described)
 
 
 def check_function(field: str, function: dict[str, Any]) -> None:

@@ -126,6 +126,9 @@ def test_what_cannot_be_one_expression(lark: str, why: str) -> None:
         ("(?:a)$", ""),
         (r"^(?:a\)$", ""),
         ("^(?:)a)$", ""),
+        ("^(?:[^])(]x)$", "[^])(]x"),
+        ("^(?:" + "[" * 99_999, ""),
+        ("^(?:" + "[" * 99_999 + ")$", ""),
     ],
 )
 def test_what_is_anchored_is_found_again(pattern: str, inner: str) -> None:

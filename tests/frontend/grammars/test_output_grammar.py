@@ -22,7 +22,7 @@ from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseForm
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
-from penstock.frontend.validation.custom_tools import as_function
+from penstock.frontend.validation.custom_tools import CustomTools
 from tests.faults.soak import sized
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import collected
@@ -481,15 +481,12 @@ GOOD_INPUT, BAD_INPUT = '+a "b"\\n\n-<c> & d', "+a\n?b"
 def test_inputs_of_custom_tools(models: Models, name: str) -> None:
     """They are held to their grammar where the format has a rule for it, and come back as texts."""
     model = models.of(name)
-    custom = {
-        "type": "custom",
-        "custom": {"name": "f", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": LINES}}},
-    }
-    warnings: list[str] = []
-    tool, pattern = as_function("tools[0]", custom, warnings)
-    assert not warnings
+    customs = CustomTools()
+    grammar = {"type": "grammar", "syntax": "lark", "definition": LINES}
+    tool = customs.as_function("tools[0].custom", {"name": "f", "format": grammar})
+    assert not customs.warnings
     forced = models.kind != "text"
-    tools = ValidTools([tool], frozenset({"f"}), True, TOOL_FORMATS[name], forced, inputs={"f": pattern})
+    tools = ValidTools([tool], frozenset({"f"}), True, TOOL_FORMATS[name], forced, inputs=customs.inputs)
     output_format = replace(form_of(name), tools=tools)
     source = output_grammar_of(request(), output_format, model.tokenizer)
     assert source is not None

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.frontend.validation.custom_tools import MAX_LARK, CustomTools
 from tests.frontend.http_client import chat, error_of, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.responses.conftest import prompt_text
@@ -188,6 +189,16 @@ def test_what_is_not_enforced_is_told(agent: LiveServer, form: dict[str, Any]) -
     assert answer.status == 200, answer.text
     assert "not enforced" in answer.headers["x-penstock-warning"]
     assert chat(agent, tools=[nested({**EDIT, "format": form})]).headers["x-penstock-warning"]
+
+
+def test_grammars_are_enforced_up_to_a_limit() -> None:
+    """All are shown, but to rewrite large ones would keep other requests waiting."""
+    customs = CustomTools()
+    large = {**FORMAT, "definition": f"// {'x' * (MAX_LARK * 2 // 3)}\n{GRAMMAR}"}
+    shown = [customs.as_function("t", {"name": name, "format": large}) for name in ("one", "two")]
+    assert all(GRAMMAR in str(each["function"]["parameters"]["properties"]["input"]["description"]) for each in shown)
+    assert (bool(customs.inputs["one"]), customs.inputs["two"]) == (True, "")
+    assert ["'two'" in warning for warning in customs.warnings] == [True]
 
 
 @pytest.mark.parametrize(
