@@ -29,7 +29,9 @@ from penstock.frontend.text.tokenizer import TextTokenizer
 class ValidTools:
     """The tools that the model may call in this request."""
 
-    definitions: list[dict[str, Any]]  # as the client wrote them: what the chat template shows
+    definitions: list[
+        dict[str, Any]
+    ]  # as the client wrote them, custom ones as functions: what the chat template shows
     names: frozenset[str]
     parallel: bool
     tool_format: ToolFormat

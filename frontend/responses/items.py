@@ -19,6 +19,7 @@ from penstock.frontend.responses.tool_items import (
     TOOL_TYPES,
     Item,
     ShownCall,
+    call_id_of,
     shown_tool,
     string,
 )
@@ -196,8 +197,8 @@ def _known(item: Item) -> Item:
         fields = {"role": role, "content": content}
     else:  # of other servers and agents: kept as they are
         fields = {name: value for name, value in item.items() if name not in ("id", "type")}
-        if kind in TOOL_TYPES and given is not None:
-            fields.setdefault("call_id", given)  # of the call and its result, whatever becomes of the item's own
+        if kind in TOOL_TYPES:
+            fields["call_id"] = call_id_of(item)  # whatever becomes of the item's own
     return {"id": item_id, "type": kind, "status": "completed", **fields}
 
 

@@ -4,6 +4,7 @@ Agents and OpenAI's own tools leave many kinds of items behind. Those with a tex
 calls of a function and its result, whoever ran it. The others are left out, and the client is told.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -111,9 +112,18 @@ def shown_tool(field: str, item: Item, read_content: Callable[[str, Any], Conten
 
 
 def _call_id(field: str, item: Item) -> str:
-    """The call's id; items of OpenAI's own tools may have only one of their own."""
-    is_own = item["type"] not in _NAMED and item.get("call_id") is None and "id" in item
-    return string(field, item, "id" if is_own else "call_id")
+    """The call's id. Items of OpenAI's own tools may have only one of their own, and agents leave that out."""
+    if item["type"] in _NAMED:
+        return string(field, item, "call_id")
+    return string(field, {"call_id": call_id_of(item)}, "call_id")
+
+
+def call_id_of(item: Item) -> Any:
+    """What is taken for the call's id: always the same for the same item, so that prompts stay as they were."""
+    given = item.get("call_id") or item.get("id")
+    if given is None and item["type"] in _CALLS:
+        return f"call_{hashlib.sha256(_json(item).encode()).hexdigest()[:24]}"
+    return given
 
 
 def _object(field: str, item: Item, key: str) -> dict[str, Any]:
@@ -159,6 +169,8 @@ def _apply_patch(field: str, item: Item) -> Shown:
 
 def _computer(field: str, item: Item) -> Shown:
     arguments = _given({"action": item.get("action"), "actions": item.get("actions")})
+    if not arguments:
+        raise InvalidParameter(f"{field}.action: expected an object", param=f"{field}.action")
     return [ShownCall(_call_id(field, item), "computer", arguments)]
 
 
@@ -175,7 +187,7 @@ def _program(field: str, item: Item) -> Shown:
 
 
 def _mcp(field: str, item: Item) -> Shown:
-    call_id, error = string(field, item, "id"), item.get("error")
+    call_id, error = _call_id(field, item), item.get("error")
     call = ShownCall(call_id, string(field, item, "name"), string(field, item, "arguments"))
     result = item.get("output")
     if error is not None:
@@ -184,7 +196,7 @@ def _mcp(field: str, item: Item) -> Shown:
 
 
 def _code_interpreter(field: str, item: Item) -> Shown:
-    call_id, code = string(field, item, "id"), item.get("code")
+    call_id, code = _call_id(field, item), item.get("code")
     outputs = _objects(item.get("outputs"))
     texts = [each["logs"] if isinstance(each.get("logs"), str) else "[an image]" for each in outputs]
     call = ShownCall(call_id, "code_interpreter", {"code": code if isinstance(code, str) else ""})
@@ -196,7 +208,7 @@ def _file_search(field: str, item: Item) -> Shown:
     results = _objects(item.get("results"))
     if not results:
         return []
-    call_id = string(field, item, "id")
+    call_id = _call_id(field, item)
     texts = [
         "\n".join(str(each[name]) for name in ("filename", "text") if isinstance(each.get(name), str))
         for each in results

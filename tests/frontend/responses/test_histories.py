@@ -141,6 +141,14 @@ SHOWN: list[tuple[str, list[dict[str, Any]], list[str]]] = [
         ],
         ['<tool_call>tool_search {"query": "maps"}', '[{"name":"map"}] (ts_1)', '{"code": "1 + 1"}', "tool\n2 (c2)"],
     ),
+    (
+        "no ids",
+        [
+            {"type": "local_shell_call", "action": ACTION, "status": "completed"},
+            {"type": "mcp_call", "server_label": "s", "name": "find", "arguments": "{}", "output": "found"},
+        ],
+        ["<tool_call>local_shell", "tool\nfound (call_"],
+    ),
     ("reasoning", [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}], ["<think>Hm."]),
 ]
 
