@@ -121,10 +121,12 @@ def test_two_turns(url: str) -> None:
 @pytest.mark.parametrize("family", ["qwen", "llama", "mistral"])
 def test_a_patch(server_of: ServerOf, family: str) -> None:
     """A custom tool: the model is held to its grammar, the client gets a text, and the model sees its call again."""
-    items = [user(EDIT_QUESTION)]
+    items: list[Any] = [user(EDIT_QUESTION)]
     with openai.OpenAI(base_url=f"{server_of(family)}/v1", api_key="none", max_retries=0, timeout=60) as client:
         for choice in ("auto", {"type": "custom", "name": "apply_patch"}):
-            events = list(client.responses.create(**{**PAYLOAD, "tool_choice": choice}, input=items, stream=True))
+            events: list[Any] = list(
+                client.responses.create(**(PAYLOAD | {"tool_choice": choice}), input=items, stream=True)
+            )
             done = [event.item for event in events if event.type == "response.output_item.done"]
             [call] = [item for item in done if item.type == "custom_tool_call"]
             assert (call.name, call.input) == ("apply_patch", PATCH)

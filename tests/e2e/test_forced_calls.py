@@ -75,9 +75,9 @@ def ask_for_calls(url: str) -> None:
         jsonschema.validate(json.loads(item.arguments), BOUNDED)
         for form, pattern in FORMS:
             custom: Any = {"type": "custom", "name": "edit", "format": {"type": "grammar", **form}}
-            choice: Any = {"type": "custom", "name": "edit"}
+            named: Any = {"type": "custom", "name": "edit"}
             response = client.responses.create(
-                model="m", input="Edit!", tools=[custom], tool_choice=choice, max_output_tokens=600, temperature=0.5
+                model="m", input="Edit!", tools=[custom], tool_choice=named, max_output_tokens=600, temperature=0.5
             )
             [edit] = response.output
             assert edit.type == "custom_tool_call"

@@ -268,3 +268,18 @@ def test_in_the_background(agent_client: openai.OpenAI, agent: LiveServer) -> No
     at = next(i for i, event in enumerate(streamed) if event.type == "response.custom_tool_call_input.delta")
     rest = list(agent_client.responses.retrieve(streamed[0].response.id, stream=True, starting_after=at))
     assert [event.type for event in rest] == [event.type for event in streamed[at + 1 :]]
+
+
+def test_the_client_s_stream_helper(agent_client: openai.OpenAI, agent: LiveServer) -> None:
+    agent.says(f"<think>\nHm.\n</think>\n\n{CALL}", per_step=3)
+    fields: dict[str, Any] = {"tools": [EDIT], "reasoning": {"summary": "auto"}}
+    with agent_client.responses.stream(model="test/model", input="Edit it", **fields) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.reasoning_summary_text.delta" in kinds
+    assert "response.custom_tool_call_input.delta" in kinds
+    reasoning, call = final.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.summary[0].text == "Hm."
+    assert call.type == "custom_tool_call"
+    assert call.input == TEXT
