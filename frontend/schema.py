@@ -19,8 +19,8 @@ _MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "requi
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 _TOOL = {
     "type": "object",
-    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
-    "required": ["type", "function"],
+    "properties": {"type": {"enum": ["function", "custom"]}, "function": _FUNCTION, "custom": _FUNCTION},
+    "required": ["type"],
 }
 
 Messages = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]
@@ -274,10 +274,21 @@ class CalledFunction(Struct, frozen=True):
     arguments: str
 
 
-class ToolCall(Struct, frozen=True):
+class ToolCall(Struct, frozen=True, tag_field="type", tag="function"):
     id: str
     function: CalledFunction
-    type: str = "function"
+
+
+class CalledCustomTool(Struct, frozen=True):
+    name: str
+    input: str
+
+
+class CustomToolCall(Struct, frozen=True, tag_field="type", tag="custom"):
+    """A call of a tool that takes a text."""
+
+    id: str
+    custom: CalledCustomTool
 
 
 class TopLogprob(Struct, frozen=True):
@@ -331,7 +342,7 @@ class ChatMessage(Struct, frozen=True):
     refusal: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

@@ -71,7 +71,26 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     return_timings: Unsupported = None
 
 
+class CompactRequest(Struct, kw_only=True):
+    """POST /v1/responses/compact"""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None  # ours: of the summary
+    tools: list[dict[str, Any]] | None = None  # the following ones have no effect
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: dict[str, Any] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
 RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+COMPACT = msgspec.json.Decoder(CompactRequest)
 
 # --- answers --------------------------------------------------------------------------------
 
@@ -90,12 +109,17 @@ class ReasoningText(Struct, frozen=True):
     type: str = "reasoning_text"
 
 
+class SummaryText(Struct, frozen=True):
+    text: str
+    type: str = "summary_text"
+
+
 class ReasoningItem(Struct, frozen=True):
     id: str
     content: list[ReasoningText]
     status: Status
     type: str = "reasoning"
-    summary: tuple[()] = ()
+    summary: tuple[SummaryText, ...] = ()
     encrypted_content: None = None
 
 
@@ -116,7 +140,16 @@ class FunctionCallItem(Struct, frozen=True):
     type: str = "function_call"
 
 
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+class CustomToolCallItem(Struct, frozen=True):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+    type: str = "custom_tool_call"
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):
@@ -183,6 +216,24 @@ class Response(Struct, frozen=True, kw_only=True):
     background: bool = False
     schema_error: str | UnsetType = UNSET  # for a finished text whose schema could not be fully enforced
     system_fingerprint: str | None = None  # as in chat completions
+
+
+class CompactionItem(Struct, frozen=True):
+    """What stands for all but the user's messages of a conversation."""
+
+    id: str
+    encrypted_content: str  # the summary, for this server only
+    type: str = "compaction"
+
+
+class CompactedResponse(Struct, frozen=True, kw_only=True):
+    """A conversation made shorter: the user's messages, and one item for the rest."""
+
+    id: str
+    object: str = "response.compaction"
+    created_at: int
+    output: list[Any]
+    usage: ResponseUsage
 
 
 class DeletedResponse(Struct, frozen=True):

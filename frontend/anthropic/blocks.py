@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.frontend.anthropic.schema import AnswerBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from penstock.frontend.anthropic.signature import signature_of
-from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 
 Event = dict[str, Any]
 """An event with its type."""
@@ -34,7 +34,7 @@ class BlockBuilder:
         match part:
             case CallStart(_, call_id, name):
                 return [*self.finish(), self._begin(ToolUseBlock(call_id, name, {}))]
-            case CallArguments(_, text):
+            case CallArguments(_, text) | CallInput(_, text):
                 events = []
                 delta = {"type": "input_json_delta", "partial_json": text}
             case Reasoning(text):

@@ -4,6 +4,7 @@ tool_result ...                      -->  tool messages, before the rest of the 
 text, document, search_result        -->  the turn's text
 image                                -->  a part of the turn, or of the tool message
 thinking, text, tool_use ...         -->  one assistant message
+server_tool_use and its result       -->  a call in it, a tool message, and a new assistant message
 system, in the midst of messages     -->  text of a turn next to it
 
 A system message between others goes into a user's turn, because many templates refuse it elsewhere. It never moves to
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.frontend.anthropic import server_tools
 from penstock.frontend.anthropic.schema import Block, CountTokensRequest
 from penstock.frontend.anthropic.signature import hidden_thinking
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
@@ -36,8 +38,14 @@ class Conversation:
     takes_images: bool  # whether the model does
     messages: list[dict[str, Any]] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
+    left_out: dict[str, None] = field(default_factory=dict)  # types of blocks that the model is not shown
     _texts: list[str] = field(default_factory=list)  # more text of the last message, and what separates it
     _thoughts: list[str] = field(default_factory=list)  # the last message's reasoning
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the client is told of blocks that the model is not shown."""
+        return [f"messages: a block of type {kind[:64]!r} was left out: it has no text" for kind in self.left_out]
 
     @property
     def is_continued(self) -> bool:
@@ -104,6 +112,7 @@ def conversation_of(request: CountTokensRequest, *, takes_images: bool) -> Conve
     if not request.messages:
         raise InvalidParameter("messages is required, and must not be empty", param="messages")
     asides: list[str] = []  # texts of system messages that are not in a turn yet
+    results = server_tools.results_of(request.messages)
     for index, message in enumerate(request.messages):
         name, role = f"messages[{index}]", message.get("role")
         if role == "user":
@@ -113,7 +122,7 @@ def conversation_of(request: CountTokensRequest, *, takes_images: bool) -> Conve
             if asides:
                 found.add(name, "user", "\n\n".join(asides))
                 asides = []
-            _add_assistant_turn(found, name, message.get("content"))
+            _add_assistant_turn(found, name, message.get("content"), results)
         elif role == "system":
             text = _system_text(f"{name}.content", message.get("content"))
             if found.last_role in ("user", "tool") and text:
@@ -148,6 +157,9 @@ def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[st
         if block.get("type") == "tool_result":
             found.add(name, "tool", _result(found, at, block), tool_call_id=_string(at, block, "tool_use_id"))
             num_results += 1
+        elif block["type"] in server_tools.LEFT_OUT:
+            found.left_out[block["type"]] = None
+            num_results += 1  # the turn is not empty
         else:
             parts.append(_part(found, at, block, tuple(_TEXTS)))
     if asides and parts:
@@ -156,6 +168,8 @@ def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[st
             parts[0]["text"] = f"{aside}\n\n{parts[0]['text']}"
         else:
             parts.insert(0, {"type": "text", "text": aside})
+    elif asides and found.last_role == "assistant":
+        found.add(name, "user", "\n\n".join(asides))
     elif asides:
         found.append_text("\n\n".join(asides), "\n\n")
     if parts and found.last_role == "user":
@@ -166,28 +180,47 @@ def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[st
         raise InvalidParameter(f"{name}.content is empty", param=f"{name}.content")
 
 
-def _add_assistant_turn(found: Conversation, name: str, content: Any) -> None:
+def _add_assistant_turn(found: Conversation, name: str, content: Any, results: dict[str, str]) -> None:
+    """Add a turn; `results` are those of tools that a server has run, by the ids of their calls."""
     thoughts: list[str] = []
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
+    is_complete = True  # nothing was left out
+
+    def add() -> None:
+        """Add what has come to the last message."""
+        if found.last_role != "assistant":
+            found.add(name, "assistant", None)
+        if texts:
+            found.append_text("\n".join(texts))
+        found.append_thoughts(thoughts)
+        if calls:
+            found.messages[-1].setdefault("tool_calls", []).extend(calls)
+        for part in (thoughts, texts, calls):
+            part.clear()
+
     for index, block in enumerate(_blocks(f"{name}.content", content)):
-        at = f"{name}.content[{index}]"
-        match block.get("type"):
-            case "thinking":
-                thoughts.append(_string(at, block, "thinking") or hidden_thinking(block.get("signature")))
-            case "redacted_thinking":
-                _string(at, block, "data")  # encrypted: checked, but not used
-            case "tool_use":
-                calls.append(_call(at, block))
-            case _:
-                texts.append(_text(at, block, ("text",)))
-    if found.last_role != "assistant":
-        found.add(name, "assistant", None)
-    if texts:
-        found.append_text("\n".join(texts))
-    found.append_thoughts(thoughts)
-    if calls:
-        found.messages[-1].setdefault("tool_calls", []).extend(calls)
+        at, kind = f"{name}.content[{index}]", block["type"]
+        if kind == "thinking":
+            thoughts.append(_string(at, block, "thinking") or hidden_thinking(block.get("signature")))
+        elif kind == "redacted_thinking":
+            _string(at, block, "data")  # encrypted: checked, but not used
+        elif kind == "tool_use":
+            calls.append(_call(at, block))
+        elif kind in server_tools.CALLS and _string(at, block, "id") in results:
+            calls.append(server_tools.call_of(block))
+        elif server_tools.is_result(kind) and _string(at, block, "tool_use_id") in results:
+            add()
+            found.add(name, "tool", results[block["tool_use_id"]], tool_call_id=block["tool_use_id"])
+        elif kind == "compaction" and isinstance(block.get("content"), str):
+            texts.append(block["content"])
+        elif kind in (*server_tools.CALLS, *server_tools.LEFT_OUT, "compaction") or server_tools.is_result(kind):
+            found.left_out[kind] = None
+            is_complete = False
+        else:
+            texts.append(_text(at, block, ("text",)))
+    if texts or thoughts or calls or (is_complete and found.last_role != "tool"):
+        add()
 
 
 def _call(at: str, block: Block) -> dict[str, Any]:
@@ -202,7 +235,7 @@ def _result(found: Conversation, at: str, block: Block) -> Content:
     content = block.get("content")
     blocks = _blocks(f"{at}.content", content) if content is not None else []
     kinds = (*_TEXTS, "tool_reference")
-    parts = [_part(found, f"{at}.content[{index}]", part, kinds) for index, part in enumerate(blocks)]
+    parts = [_part(found, f"{at}.content[{index}]", part, kinds, is_result=True) for index, part in enumerate(blocks)]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     is_error = block.get("is_error")
     if is_error is not None and not isinstance(is_error, bool):
@@ -221,8 +254,12 @@ def _joined(parts: list[dict[str, Any]]) -> Content:
     return parts
 
 
-def _part(found: Conversation, at: str, block: Block, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """A block as a part of a chat's message."""
+def _part(
+    found: Conversation, at: str, block: Block, kinds: tuple[str, ...], *, is_result: bool = False
+) -> dict[str, Any]:
+    """A block as a part of a chat's message. In a result, what the model cannot read stays as it is: it gets a note."""
+    if is_result and _is_unreadable(block, takes_images=found.takes_images):
+        return {"type": block["type"]}
     if block["type"] == "image" and not found.takes_images:
         raise UnsupportedParameter(f"{at}: this model takes no images", param=at)
     if block["type"] != "image":
@@ -242,6 +279,14 @@ def _part(found: Conversation, at: str, block: Block, kinds: tuple[str, ...]) ->
                 f"{name}: images of type {str(kind)[:64]!r} are not supported; supported: base64, url", param=name
             )
     return {"type": "image_url", "image_url": data}
+
+
+def _is_unreadable(block: Block, *, takes_images: bool) -> bool:
+    if block["type"] == "image":
+        return not takes_images
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    return block["type"] == "document" and kind in ("base64", "url", "file")
 
 
 # --- single blocks ----------------------------------------------------------------------------

@@ -21,8 +21,7 @@ _MESSAGE = {
 }
 _TOOL = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "input_schema": {"type": "object"}},
-    "required": ["name", "input_schema"],
+    "properties": {"type": {"type": "string"}, "name": {"type": "string"}, "input_schema": {"type": "object"}},
 }
 
 Turns = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]

@@ -8,7 +8,7 @@ from penstock.frontend import schema
 from penstock.frontend.anthropic.conversation import Conversation, conversation_of
 from penstock.frontend.anthropic.schema import CountTokensRequest, MessagesRequest, OutputFormatConfig, ThinkingConfig
 from penstock.frontend.api.text_model import TextModel
-from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
+from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, thinking_switch, validate_chat
 from penstock.frontend.validation.common import Rules, refuse_unsupported
@@ -54,8 +54,10 @@ def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) 
     if request.max_tokens is None:
         raise InvalidParameter("max_tokens is required", param="max_tokens")
     is_prompt_only = request.max_tokens == 0
+    notes: list[str] = []
     chat = chat_request(
         request,
+        notes,
         # The engine samples one token in any case; it is not shown.
         max_tokens=1 if is_prompt_only else request.max_tokens,
         stop=request.stop_sequences,
@@ -69,7 +71,7 @@ def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) 
         cache_salt=request.cache_salt,
         user=None if request.metadata is None else request.metadata.user_id,
     )
-    valid = _validated(request, chat, rules, model)
+    valid = _validated(request, chat, rules, model, notes)
     common = replace(valid.common, include_usage=True)  # every answer includes usage
     display = None if request.thinking is None else request.thinking.display
     return ValidMessages(replace(valid, common=common), is_prompt_only, display == "omitted")
@@ -81,13 +83,17 @@ def validate_prompt(request: CountTokensRequest, rules: Rules, model: TextModel)
     Raises:
         InvalidRequest: as the request with this prompt would.
     """
-    return _validated(request, chat_request(request), rules, model)
+    notes: list[str] = []
+    return _validated(request, chat_request(request, notes), rules, model, notes)
 
 
-def chat_request(request: CountTokensRequest, **fields: Any) -> schema.ChatRequest:
-    """The chat request with the fields that all Messages requests share, and the given ones."""
-    tools = None if request.tools is None else [_tool(index, tool) for index, tool in enumerate(request.tools)]
-    choice = request.tool_choice
+def chat_request(request: CountTokensRequest, notes: list[str], **fields: Any) -> schema.ChatRequest:
+    """The chat request with the fields that all Messages requests share, and the given ones.
+
+    `notes` gets what the client is told of tools that are left out.
+    """
+    tools = _tools(request.tools or [], notes) or None
+    choice = _offered_choice(request, notes)
     if choice is not None and choice.get("type") in ("any", "tool") and not tools:
         raise InvalidParameter(f"tool_choice {choice['type']!r} needs tools", param="tool_choice")
     return schema.ChatRequest(
@@ -100,10 +106,12 @@ def chat_request(request: CountTokensRequest, **fields: Any) -> schema.ChatReque
     )
 
 
-def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rules, model: TextModel) -> ValidChat:
+def _validated(
+    request: CountTokensRequest, chat: schema.ChatRequest, rules: Rules, model: TextModel, notes: list[str]
+) -> ValidChat:
     refuse_unsupported(request)
-    warnings = _without_effect(request)
     found = conversation_of(request, takes_images=rules.images is not None)
+    warnings = [*notes, *_without_effect(request), *found.warnings]
     chat.messages = found.messages
     if found.is_continued:
         chat.continue_final_message, chat.add_generation_prompt = True, False
@@ -173,25 +181,47 @@ def _variables(
     return variables
 
 
-def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in the shape of chats.
+def _tools(tools: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+    """The client's tools in the shape of chats.
 
-    Raises:
-        UnsupportedParameter: for tools that a server would run, or that only Anthropic's models know.
+    Tools of other types would be run by Anthropic's servers (a search), or are known to Anthropic's models only (an
+    editor). Agents offer them along with their own: they are not offered to the model, and the client is told.
     """
-    at, kind = f"tools[{index}]", tool.get("type")
-    if kind not in (None, "custom"):
-        raise UnsupportedParameter(
-            f"{at}: tools of type {str(kind)[:64]!r} are not supported; supported: tools with a name and an "
-            "input_schema, which the client runs",
-            param=f"{at}.type",
-        )
+    offered = []
+    for index, tool in enumerate(tools):
+        if _is_own(tool):
+            offered.append(_tool(f"tools[{index}]", tool))
+        else:
+            kind = str(tool.get("type"))[:64]
+            notes.append(f"tools[{index}]: tools of type {kind!r} are not supported and were left out")
+    return offered
+
+
+def _is_own(tool: dict[str, Any]) -> bool:
+    """Whether it is a tool with a schema, which the client runs."""
+    return tool.get("type") in (None, "custom")
+
+
+def _tool(at: str, tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool in the shape of chats."""
     schema_of_input = tool.get("input_schema")
     if not isinstance(schema_of_input, dict):
         raise InvalidParameter(f"{at}.input_schema: expected an object, a JSON schema", param=f"{at}.input_schema")
     function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
     check_function(at, function)
     return {"type": "function", "function": {**function, "parameters": schema_of_input}}
+
+
+def _offered_choice(request: CountTokensRequest, notes: list[str]) -> dict[str, Any] | None:
+    """The choice; if it names a tool that was left out, the model may choose."""
+    choice = request.tool_choice
+    if choice is None or choice.get("type") != "tool":
+        return choice
+    named = [tool for tool in request.tools or () if tool.get("name") == choice.get("name")]
+    if not named or any(map(_is_own, named)):
+        return choice
+    notes.append("tool_choice: the tool was left out; 'auto' was taken")
+    return {**choice, "type": "auto"}
 
 
 def _tool_choice(choice: dict[str, Any]) -> str | dict[str, Any]:

@@ -21,11 +21,12 @@ from penstock.frontend.parsing.parser import (
     PLAIN,
     MessageParser,
     OutputFormat,
+    ParsedCall,
     ParsedMessage,
     ReasoningCounter,
     parse_message,
 )
-from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
@@ -202,12 +203,13 @@ def _delta(part: Part) -> bytes:
         case Reasoning():
             delta = {"reasoning": part.text, "reasoning_content": part.text}
         case CallStart():
-            function = {"name": part.name, "arguments": ""}
-            delta = {
-                "tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]
-            }
+            kind, given = ("custom", "input") if part.is_custom else ("function", "arguments")
+            call = {"index": part.index, "id": part.call_id, "type": kind, kind: {"name": part.name, given: ""}}
+            delta = {"tool_calls": [call]}
         case CallArguments():
             delta = {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+        case CallInput():
+            delta = {"tool_calls": [{"index": part.index, "custom": {"input": part.text}}]}
         case Content():
             delta = {"content": part.text}
     return _encode(delta)
@@ -257,7 +259,7 @@ def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.Chat
     reasoning: str | None = None
     if output_format.reasoning is not None and output_format.include_reasoning:
         reasoning = message.reasoning or None
-    calls = [schema.ToolCall(call.call_id, schema.CalledFunction(call.name, call.arguments)) for call in message.calls]
+    calls = [_call(call) for call in message.calls]
     return schema.ChatMessage(
         role="assistant",
         content=message.content or None if calls else message.content,
@@ -265,3 +267,9 @@ def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.Chat
         reasoning_content=reasoning,
         tool_calls=calls or UNSET,
     )
+
+
+def _call(call: ParsedCall) -> schema.ToolCall | schema.CustomToolCall:
+    if call.is_custom:
+        return schema.CustomToolCall(call.call_id, schema.CalledCustomTool(call.name, call.arguments))
+    return schema.ToolCall(call.call_id, schema.CalledFunction(call.name, call.arguments))

@@ -19,6 +19,7 @@ from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import ReasoningFormat
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
+from penstock.frontend.validation.custom_tools import enforced_parameters
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -50,10 +51,12 @@ def output_grammar_of(
         functions, warnings = _functions(tools)
         start = _start(rules, output_format, functions, has_form=form is not None)
         text = msgspec.json.encode(
-            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text]]
+            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text], rules.texts]
         ).decode()
         if rules.not_enforced:
-            keywords = ", ".join(keyword[:32] for keyword in list(rules.not_enforced)[:16])
+            is_grammar = tools is not None and any(tools.inputs.values())
+            words = {"pattern": "pattern, as which grammars of custom tools are written"} if is_grammar else {}
+            keywords = ", ".join(words.get(keyword, keyword[:32]) for keyword in list(rules.not_enforced)[:16])
             warnings.append(f"tools: this model's format for calls cannot enforce {keywords}")
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
@@ -71,8 +74,12 @@ def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
     for function in tools.functions if tools is not None else ():
         assert tools is not None
         arguments = _ANY_ARGUMENTS
-        if tools.is_forced or function.get("strict"):
+        pattern = tools.inputs.get(function["name"])
+        if pattern is not None:
+            arguments = enforced_parameters(pattern)
+        elif tools.is_forced or function.get("strict"):
             arguments = function.get("parameters") or _NO_ARGUMENTS
+        if arguments is not _ANY_ARGUMENTS:
             room -= len(msgspec.json.encode(arguments))
             if room < 0:
                 arguments = _ANY_ARGUMENTS

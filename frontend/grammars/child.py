@@ -102,7 +102,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str, *, open_object
         vocabulary: the model's tokens.
         kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
             "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with a substitute in case it
-            cannot be used; and a [kind, text] for its `form`).
+            cannot be used; a [kind, text] for its `form`; and the texts that it refers to by name, as in `_text_rule`).
         text: the grammar.
         open_objects: whether objects may have properties that their JSON schema does not list, if it says nothing of
             such properties.
@@ -241,8 +241,10 @@ def _allocated_bytes() -> int:
 
 
 def _output_rules(reading: _Reading, text: str) -> str:
-    """The Lark of an output: rules, and the JSON schemas (by name) and the form that they refer to."""
-    lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None])
+    """The Lark of an output: rules, and the JSON schemas (by name), the form and the texts that they refer to."""
+    lark, schemas, form, texts = msgspec.json.decode(
+        text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None, dict[str, tuple[str, str, str, str]]]
+    )
     rules = [lark]
     for name, (schema, instead) in schemas.items():
         try:
@@ -254,6 +256,7 @@ def _output_rules(reading: _Reading, text: str) -> str:
             reading.left_out.setdefault(f"a schema is not enforced: {reason}")
             rule = _schema_rule(reading, instead, _AS_TEMPLATES_WRITE)
         rules.append(f"{name}: {rule}")
+    rules += (_text_rule(reading, name, *parts) for name, parts in texts.items())
     if form is not None:
         read_grammar(
             reading.vocabulary, *form, open_objects=reading.open_objects
@@ -268,6 +271,45 @@ def _schema_rule(reading: _Reading, schema: Any, blanks: dict[str, str | bool]) 
         schema = {}
     _superset(reading, schema, blanks)
     return f"%json {msgspec.json.encode({**schema, 'x-guidance': {**_LENIENT, **blanks}}).decode()}"
+
+
+def _text_rule(reading: _Reading, name: str, pattern: str, end: str, without: str, instead: str) -> str:
+    """The Lark rule for a text of a pattern, with what ends it.
+
+    Args:
+        reading: notes what is not enforced.
+        name: of the rule.
+        pattern: a regular expression, which may be a client's.
+        end: what follows the text, as a regular expression in Lark's form.
+        without: what text and end together are not, in the same form.
+        instead: the expression for any text and its end.
+    """
+    import llguidance
+
+    written = _UNESCAPED_SLASH.sub(_escaped_slash, pattern).replace("\n", r"\n")
+    terminal = f"{name.upper()}: /(?:{written}){end}/ & ~/{without}/"
+    try:
+        check_pattern(pattern)
+        rule = f"{name.upper()}{'?' if not end and _may_be_empty(pattern) else ''}"
+        matcher = make_matcher(
+            reading.vocabulary, llguidance.LLMatcher.grammar_from_lark(f"start: {rule}\n{terminal}\n")
+        )
+        wrong = _shortened(matcher.get_error()) if matcher.is_error() else ""
+    except MemoryError:
+        raise
+    except Exception as error:
+        wrong = str(error) if isinstance(error, GrammarError) else "it cannot be read"
+    if wrong:
+        reading.left_out.setdefault(f"a pattern is not enforced: {wrong}")
+        return f"{name}: {instead}"
+    return f"{name}: {rule}\n{terminal}"
+
+
+def _may_be_empty(pattern: str) -> bool:
+    try:
+        return re.fullmatch(pattern, "") is not None
+    except re.error:  # the library knows more than Python
+        return False
 
 
 def _form_rule(reading: _Reading, kind: str, text: str) -> str:

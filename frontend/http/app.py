@@ -39,6 +39,7 @@ from penstock.frontend.errors import (
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
 from penstock.frontend.exchange.replies import FORM, JSON, Reply, RequestRecord, StreamReply, Upload
 from penstock.frontend.http import connections
+from penstock.frontend.http.absent import why_absent
 from penstock.frontend.http.cors import allow_origins
 from penstock.frontend.http.routes import ROUTES
 from penstock.frontend.http.routes.anthropic import for_anthropic
@@ -154,8 +155,9 @@ class _Mount:
 
 def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
     """A route that refuses requests for which there is none; `allowed` are the methods that the path has routes for."""
-    error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}")
-    if allowed:
+    why = why_absent(method, path[:256])
+    error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}{': ' if why else ''}{why}")
+    if allowed and not why:
         names = ", ".join(sorted(allowed))
         error = MethodNotAllowed(f"{method} is not allowed here; allowed: {names}")
         error.headers = {"Allow": names}

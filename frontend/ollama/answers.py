@@ -34,7 +34,7 @@ from penstock.frontend.parsing.parser import (
     ReasoningCounter,
     parse_message,
 )
-from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 
 _encode = msgspec.json.encode
 
@@ -160,7 +160,7 @@ class _Calls:
         said: list[Said] = []
         for part in parts:
             match part:
-                case CallArguments():
+                case CallArguments() | CallInput():
                     if self._open is not None:
                         self._open.arguments += part.text
                 case CallStart():

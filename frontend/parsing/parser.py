@@ -18,7 +18,8 @@ from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
 from penstock.frontend.parsing.channels import ChannelParser
-from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.custom_input import CustomInputs
+from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.parsing.reasoning import ReasoningFormat, ReasoningSplitter
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.text.tokenizer import TextTokenizer
@@ -28,7 +29,9 @@ from penstock.frontend.text.tokenizer import TextTokenizer
 class ValidTools:
     """The tools that the model may call in this request."""
 
-    definitions: list[dict[str, Any]]  # as the client wrote them: what the chat template shows
+    definitions: list[
+        dict[str, Any]
+    ]  # as the client wrote them, custom ones as functions: what the chat template shows
     names: frozenset[str]
     parallel: bool
     tool_format: ToolFormat
@@ -36,6 +39,10 @@ class ValidTools:
     """Whether the output must be calls, of the tools in `names`."""
     kinds: Kinds = field(default_factory=dict, compare=False)
     """What is known of the tools' schemas, which may be large: all calls of all sequences share it."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Custom tools, which are among the functions, and the pattern of each one's input; empty: any text."""
+    warnings: tuple[str, ...] = ()
+    """For the client: what is not enforced."""
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -49,8 +56,8 @@ class ValidTools:
 
     @property
     def has_strict(self) -> bool:
-        """Whether there is a strict tool: its arguments must match their schema whenever it is called."""
-        return any(tool["function"].get("strict") for tool in self.definitions)
+        """Whether there is a strict tool: its arguments, or its input, must match whenever it is called."""
+        return any(self.inputs.values()) or any(tool["function"].get("strict") for tool in self.definitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ class MessageParser:
         reasoning, tools, tool_format = output_format.reasoning, output_format.tools, output_format.tool_format
         schemas = {} if tools is None else tools.schemas
         parallel = tools is None or tools.parallel
+        self._inputs = CustomInputs(tools.inputs) if tools is not None and tools.inputs else None
         if reasoning is not None and reasoning.has_channels:
             self._tools = ChannelParser(tool_format or TOOL_FORMATS["harmony"], schemas, parallel=parallel)
             return
@@ -101,13 +109,17 @@ class MessageParser:
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return what is certain now."""
         if self._splitter is None:
-            return self._without_reasoning([Content(text)] if text else [])
-        return self._without_reasoning(self._splitter.feed(text))
+            parts = self._without_reasoning([Content(text)] if text else [])
+        else:
+            parts = self._without_reasoning(self._splitter.feed(text))
+        return parts if self._inputs is None else self._inputs.read(parts)
 
     def finish(self) -> list[Part]:
         """End the text; return what was held back."""
         parts = self._without_reasoning([] if self._splitter is None else self._splitter.finish())
-        return parts if self._tools is None else parts + self._wanted(self._tools.finish())
+        if self._tools is not None:
+            parts += self._wanted(self._tools.finish())
+        return parts if self._inputs is None else self._inputs.read(parts, is_final=True)
 
     def end(self, finish_reason: str) -> str:
         """The message's finish_reason: calls turn a stop into "tool_calls"."""
@@ -139,7 +151,8 @@ class ParsedCall:
 
     call_id: str
     name: str
-    arguments: str = ""
+    arguments: str = ""  # of a custom tool: its input
+    is_custom: bool = False
 
     def decoded(self) -> Any:
         """The arguments as a value; None if they are not JSON."""
@@ -170,8 +183,8 @@ def parse_message(output_format: OutputFormat, text: str, finish_reason: str) ->
             case Content():
                 message.content += part.text
             case CallStart():
-                message.calls.append(ParsedCall(part.call_id, part.name))
-            case CallArguments():
+                message.calls.append(ParsedCall(part.call_id, part.name, is_custom=part.is_custom))
+            case CallArguments() | CallInput():
                 message.calls[part.index].arguments += part.text
     message.finish_reason = parser.end(finish_reason)
     return message

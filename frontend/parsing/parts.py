@@ -24,6 +24,8 @@ class CallStart:
     index: int
     call_id: str
     name: str
+    is_custom: bool = False
+    """Whether the tool takes a text instead of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,15 @@ class CallArguments:
     text: str
 
 
-Part = Reasoning | Content | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class CallInput:
+    """A piece of a custom tool's input: the text itself."""
+
+    index: int
+    text: str
+
+
+Part = Reasoning | Content | CallStart | CallArguments | CallInput
 
 
 def held_suffix(text: str, marks: tuple[str, ...]) -> int:

@@ -10,8 +10,9 @@ from penstock.frontend.errors import InvalidParameter, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.responses.history import with_references
-from penstock.frontend.responses.items import Item, as_messages, known_items
+from penstock.frontend.responses.items import as_messages, known_items
 from penstock.frontend.responses.stored import MAX_PAGE, PAGE, number_in, order_in
+from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.responses.validate import valid_metadata
 from penstock.frontend.schema_responses import InputItems
 from penstock.frontend.storage.conversations import Conversation
@@ -145,7 +146,7 @@ async def _items(service: Service, record: RequestRecord, given: list[Item], num
     if len(given) > MAX_ADDED:
         raise InvalidParameter(f"items may hold {MAX_ADDED} items at most, got {len(given)}", param="items")
     given = await with_references(service, record, given, 0, num_bytes)
-    as_messages(given, None, takes_images=service.image_limits is not None)
+    as_messages(given, None, takes_images=service.image_limits is not None, warnings=record.warnings)
     items = known_items(given)
     try:
         JsonSize().feed_all(msgspec.json.encode(items))

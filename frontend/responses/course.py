@@ -45,7 +45,7 @@ class ResponseCourse:
         self._created_at = int(CLOCK.get()())
         self._parser = MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
-        self._builder = ResponseBuilder()
+        self._builder = ResponseBuilder(summarizes=valid.summarizes)
         self._scores = run.score_writer()
         self._untold: list[tuple[str, list[schema.ContentLogprob]]] = []  # texts and scores of tokens not reported yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are reported
@@ -200,7 +200,7 @@ class ResponseCourse:
             model=valid.chat.common.model,
             system_fingerprint=self._run.service.fingerprint,
             output=list(self._builder.items),
-            usage=None if usage is None else _usage(usage, self._run.record.num_reasoning_tokens),
+            usage=None if usage is None else response_usage(usage, self._run.record.num_reasoning_tokens),
             error=self._error,
             incomplete_details=IncompleteDetails("max_output_tokens") if self.status == "incomplete" else None,
             instructions=valid.instructions,
@@ -246,7 +246,8 @@ class EventWriter:
         return framed
 
 
-def _usage(usage: schema.Usage, num_reasoning_tokens: int) -> ResponseUsage:
+def response_usage(usage: schema.Usage, num_reasoning_tokens: int) -> ResponseUsage:
+    """A response's usage, from that of its sequence."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),

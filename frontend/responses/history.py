@@ -9,7 +9,8 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.responses.items import Item, references, resolved
+from penstock.frontend.responses.items import references, resolved
+from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.responses.validate import conversation_id
 from penstock.frontend.schema_responses import ResponsesRequest
 from penstock.frontend.validation.common import without_collecting

@@ -178,16 +178,35 @@ def _events(response: dict[str, Any]) -> list[Event]:
     return [*events, (f"response.{response['status']}", {"response": response})]
 
 
+_CALLS = {
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+"""Types of items that are calls: their events, and the field with their text."""
+
+
 def _item_events(index: int, item: dict[str, Any]) -> list[Event]:
     place = {"output_index": index, "item_id": item["id"]}
-    is_call = item["type"] == "function_call"
-    nothing: dict[str, Any] = {"arguments": ""} if is_call else {"content": []}
+    kind = item["type"]
+    nothing: dict[str, Any] = {_CALLS[kind][1]: ""} if kind in _CALLS else {"content": []}
+    if "summary" in item:
+        nothing["summary"] = []
     new = item | {"status": "in_progress"} | nothing
     events: list[Event] = [("response.output_item.added", {"output_index": index, "item": new})]
-    if is_call:
-        name = "response.function_call_arguments"
-        events.append((f"{name}.delta", {**place, "delta": item["arguments"]}))
-        events.append((f"{name}.done", {**place, "name": item["name"], "arguments": item["arguments"]}))
+    if kind in _CALLS:
+        name, field = _CALLS[kind]
+        named = {"name": item["name"]} if kind == "function_call" else {}
+        events.append((f"{name}.delta", {**place, "delta": item[field]}))
+        events.append((f"{name}.done", {**place, **named, field: item[field]}))
+    for part_index, part in enumerate(item.get("summary", ())):
+        at = {**place, "summary_index": part_index}
+        name = "response.reasoning_summary"
+        events += [
+            (f"{name}_part.added", {**at, "part": part | {"text": ""}}),
+            (f"{name}_text.delta", {**at, "delta": part["text"]}),
+            (f"{name}_text.done", {**at, "text": part["text"]}),
+            (f"{name}_part.done", {**at, "part": part}),
+        ]
     for part_index, part in enumerate(item.get("content", ())):
         at = {**place, "content_index": part_index}
         name = f"response.{part['type']}"

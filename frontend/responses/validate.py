@@ -5,7 +5,8 @@ from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
-from penstock.frontend.responses.items import Item, as_messages, known_items
+from penstock.frontend.responses.items import as_messages, known_items
+from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, validate_conversation, with_fields
@@ -32,7 +33,11 @@ _INCLUDABLE = frozenset(
 """Accepted values of `include`, most of which have no effect. Reasoning is always in plain text in `content`, and may
 be sent back like that, so nothing is encrypted. There are no server-side tools whose results could be included."""
 
-_TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+_TOOL_FIELDS: dict[str, dict[str, Any]] = {
+    "function": {"description": None, "parameters": None, "strict": False},
+    "custom": {"description": None, "format": {"type": "text"}},
+}
+"""Types of tools that the model is offered, and the fields that a response shows of them, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,11 @@ class ValidResponse:
     prompt_cache_key: str | None
     background: bool
     conversation: str | None  # its id
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether reasoning is also told as a summary."""
+        return (self.reasoning.summary or self.reasoning.generate_summary) is not None
 
 
 def validate_response(
@@ -101,7 +111,7 @@ def validate_response(
     items = previous + given
     try:
         conversation = validate_conversation(
-            as_messages(items, request.instructions, takes_images=rules.images is not None),
+            as_messages(items, request.instructions, takes_images=rules.images is not None, warnings=warnings),
             rules,
             template,
             add_generation_prompt=True,
@@ -117,9 +127,13 @@ def validate_response(
         if error.param is not None and error.param.startswith("messages"):
             error.param = "input"
         raise
+    if tools is not None:
+        warnings += tools.warnings
     if conversation.images:
         images = tuple(replace(image, field="input") for image in conversation.images)
         conversation = replace(conversation, images=images)
+    told = tuple(f"input{note[8:]}" if note.startswith("messages:") else note for note in conversation.warnings)
+    conversation = replace(conversation, warnings=told)
     # Every response includes its usage.
     common = replace(common, include_usage=True, grammar=_grammar(request, common, rules), warnings=tuple(warnings))
     return ValidResponse(
@@ -193,30 +207,33 @@ def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
     if request.max_tool_calls is not None and request.max_tool_calls < 1:
         raise InvalidParameter("max_tool_calls must be at least 1", param="max_tool_calls")
     reasoning = request.reasoning or ReasoningOptions()
-    for summary in (reasoning.summary, reasoning.generate_summary):  # no effect: reasoning is always complete
+    for summary in (reasoning.summary, reasoning.generate_summary):
         if summary not in (None, "auto", "concise", "detailed"):
             raise InvalidParameter(
                 "reasoning.summary must be 'auto', 'concise' or 'detailed'", param="reasoning.summary"
             )
+        if summary == "concise":
+            warnings.append("reasoning.summary: it is the reasoning as the model wrote it, not shortened")
     for name in request.include or []:
         if name not in _INCLUDABLE:
             raise UnsupportedParameter(f"include: {name[:64]!r} is not supported", param="include")
 
 
 def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[str, Any]]:
-    """The functions among the tools, with the fields that a response always shows.
+    """The functions and custom tools, with the fields that a response always shows.
 
-    Tools of other types would be run by the server (a search), or are not written as calls. Agents offer them along
-    with their functions: they are not offered to the model, and the client gets a warning.
+    Tools of other types would be run by the server (a search), or are known to OpenAI's models only. Agents offer them
+    along with their own: they are not offered to the model, and the client gets a warning.
     """
     shown = []
     for index, tool in enumerate(tools):
         kind = tool.get("type")
         if not isinstance(kind, str):
             raise InvalidParameter(f"tools[{index}].type: expected a text", param=f"tools[{index}].type")
-        if kind == "function":
-            known = {name: value for name, value in tool.items() if name in _TOOL_FIELDS}
-            shown.append({"description": None, "parameters": None, "strict": False, **known})
+        if kind in _TOOL_FIELDS:
+            fields = _TOOL_FIELDS[kind]
+            known = {name: value for name, value in tool.items() if name in ("type", "name") or name in fields}
+            shown.append({**fields, **known})
         else:
             warnings.append(f"tools[{index}]: tools of type {kind[:64]!r} are not supported and were left out")
     return shown
@@ -224,11 +241,27 @@ def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[
 
 def _tool_choice(choice: ToolChoice | None, warnings: list[str]) -> ToolChoice | None:
     """The choice; if it names a tool that was left out, the model may choose."""
-    kind = choice.get("type") if isinstance(choice, dict) else "function"
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return _allowed_tools(choice, warnings)
+    if isinstance(kind, str) and kind not in _TOOL_FIELDS:
         warnings.append(f"tool_choice: tools of type {kind[:64]!r} are not supported; 'auto' was taken")
         return "auto"
     return choice
+
+
+def _allowed_tools(choice: dict[str, Any], warnings: list[str]) -> ToolChoice:
+    """The choice without the tools that were left out; if it names no other, no tool may be called."""
+    tools = choice.get("tools")
+    kinds = [tool.get("type") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    others = [kind for kind in kinds if isinstance(kind, str) and kind not in _TOOL_FIELDS]
+    if not others or not isinstance(tools, list):
+        return choice
+    warnings.append(f"tool_choice: tools of type {others[0][:64]!r} are not supported and were left out")
+    left = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") in others)]
+    return {**choice, "tools": left} if left else "none"
 
 
 def _identifier(field: str, value: str | None) -> str | None:
@@ -238,10 +271,10 @@ def _identifier(field: str, value: str | None) -> str | None:
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool of a response, whose fields are flat, in the shape of chats, with the fields in `function`."""
-    names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) not in (None, False)}
-    return {"type": "function", "function": function}
+    """A tool of a response, whose fields are flat, in the shape of chats, with the fields in an object of its type."""
+    kind = tool["type"]
+    fields = {name: value for name, value in tool.items() if name != "type" and value not in (None, False)}
+    return {"type": kind, kind: fields}
 
 
 def valid_metadata(metadata: dict[str, str] | None) -> dict[str, str]:

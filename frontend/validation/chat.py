@@ -11,6 +11,7 @@ from penstock.frontend.image_source import KINDS as IMAGE_KINDS
 from penstock.frontend.image_source import ImageLimits, ImageSource, image_of_part
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.custom_input import arguments_of
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.schema import ChatRequest
 from penstock.frontend.text.chat_template import RESERVED, ChatTemplate, ValidConversation
@@ -43,6 +44,15 @@ _MESSAGE_FIELDS = frozenset(
 
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of text parts, in chats and in responses, and the field with the text."""
+
+_UNREADABLE = {
+    **dict.fromkeys(("image", *IMAGE_KINDS), "an image"),
+    **dict.fromkeys(("file", "input_file", "document"), "a file"),
+    **dict.fromkeys(("input_audio", "audio_url"), "a recording"),
+    "video_url": "a video",
+}
+"""Parts of tool results that become a note if the model cannot read them: a result stays in the conversation, so that
+refusing it would refuse all further requests. What users send themselves is refused."""
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -84,6 +94,8 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     if request.tools is not None or request.tool_choice is not None:
         parallel = request.parallel_tool_calls
         tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules)
+    if tools is not None and tools.warnings:
+        common = replace(common, warnings=(*common.warnings, *tools.warnings))
     return ValidChat(
         common=common,
         conversation=validate_conversation(
@@ -128,8 +140,9 @@ def validate_conversation(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
     images: list[ImageSource] = []
+    unread: dict[str, None] = {}
     chat = [
-        _message(f"messages[{index}]", message, template, rules.images, images)
+        _message(f"messages[{index}]", message, template, rules.images, images, unread)
         for index, message in enumerate(messages)
     ]
     if calling := [index for index, message in enumerate(messages) if message.get("tool_calls") is not None]:
@@ -147,13 +160,14 @@ def validate_conversation(
             text = "".join(part.get("text", "") for part in content)
             check_text_size(f"messages[{index}].content", text, rules)
     settings, warnings = settings_for(template, variables or {})
+    notes = tuple(f"messages: {what} in a tool's result became a note: this model cannot read it" for what in unread)
     return ValidConversation(
         messages=chat,
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         variables=settings,
         tools=tools,
-        warnings=warnings,
+        warnings=(*warnings, *notes),
         images=tuple(images),
         example=rules.tool_format.abstract_example if tools and rules.tool_format is not None else "",
     )
@@ -174,10 +188,11 @@ def _message(
     template: ChatTemplate,
     limits: ImageLimits | None,
     images: list[ImageSource],
+    unread: dict[str, None],
 ) -> dict[str, Any]:
     """A message as the template sees it. Unknown fields are passed on if the template contains their name.
 
-    Its images are appended to `images`.
+    Its images are appended to `images`; what became a note, because the model cannot read it, to `unread`.
     """
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -185,7 +200,8 @@ def _message(
             f"{field}.role must be a name such as 'user' (letters, digits, '_' and '-', at most 64)",
             param=f"{field}.role",
         )
-    content = _content(f"{field}.content", message.get("content"), limits, images)
+    noted = unread if role == "tool" else None
+    content = _content(f"{field}.content", message.get("content"), limits, images, noted)
     if content is None and role != "assistant":
         if "content" not in message and role != "tool":
             raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
@@ -202,11 +218,12 @@ def _message(
 
 
 def _content(
-    field: str, content: Any, limits: ImageLimits | None, images: list[ImageSource]
+    field: str, content: Any, limits: ImageLimits | None, images: list[ImageSource], unread: dict[str, None] | None
 ) -> str | list[dict[str, str]] | None:
     """Content is a string, or a list of parts of type text (joined with line breaks).
 
     If there are images among the parts, it stays a list in the form that templates know: {"type": "image"} and texts.
+    `unread`: where to note parts that the model cannot read; None: they are refused.
     """
     if content is None or isinstance(content, str):
         return content
@@ -223,6 +240,12 @@ def _content(
                 raise InvalidParameter(f"{field}: a request may have at most {limits.max_images} images", param=field)
             images.append(image_of_part(f"{field}[{index}]", part, limits))
             parts.append({"type": "image"})
+            continue
+        what = _UNREADABLE.get(kind) if isinstance(kind, str) else None
+        if unread is not None and what is not None:
+            unread[what] = None
+            texts.append(f"[{what} that this model cannot read]")
+            parts.append({"type": "text", "text": texts[-1]})
             continue
         key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
         if key is None:
@@ -252,6 +275,8 @@ def _tool_calls(field: str, tool_calls: Any, rules: Rules, size: JsonSize) -> li
         raise InvalidParameter(f"{field} may hold at most {MAX_TOOL_CALLS} calls, got {len(tool_calls)}", param=field)
     calls: list[Any] = []
     for call in tool_calls:
+        if call.get("type") == "custom":
+            call = _as_function_call(f"{field}[{len(calls)}]", call, rules)
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             where, text = f"{field}[{len(calls)}].function.arguments", function["arguments"]
@@ -260,6 +285,16 @@ def _tool_calls(field: str, tool_calls: Any, rules: Rules, size: JsonSize) -> li
             call = {**call, "function": {**function, "arguments": arguments}}
         calls.append(call)
     return calls
+
+
+def _as_function_call(field: str, call: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """The past call of a custom tool as the function that the model is shown."""
+    custom = call.get("custom")
+    name, text = (custom.get("name"), custom.get("input")) if isinstance(custom, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise InvalidParameter(f"{field}.custom: expected a name and an input, both texts", param=f"{field}.custom")
+    check_text_size(f"{field}.custom.input", text, rules)
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments_of(text)}}
 
 
 def _arguments(field: str, text: str, size: JsonSize) -> Any:

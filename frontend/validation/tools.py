@@ -7,6 +7,7 @@ from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.common import Rules
+from penstock.frontend.validation.custom_tools import CustomTools
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 32768
@@ -43,7 +44,9 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
-    names = [_check_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    customs = CustomTools()
+    functions = [_function(f"tools[{index}]", tool, customs) for index, tool in enumerate(tools)]
+    names = [str(tool["function"]["name"]) for tool in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidParameter(f"tools: {twice!r} is listed twice", param="tools")
@@ -52,11 +55,22 @@ def validate_tools(
     unknown = next((name for name in wanted if name not in names), None)
     if unknown is not None:
         raise InvalidParameter(f"tool_choice names {unknown!r}, which is not one of the tools", param="tool_choice")
-    if choice == "named":
-        return ValidTools(tools, frozenset(wanted), False, tool_format, is_forced)
-    if wanted:  # other tools are not offered to the model
-        tools = [tool for tool in tools if tool["function"]["name"] in wanted]
-    return ValidTools(tools, frozenset(wanted or names), parallel is not False, tool_format, is_forced)
+    for kind, name in _references(tool_choice):
+        if kind != ("custom" if name in customs.inputs else "function"):
+            raise InvalidParameter(f"tool_choice: {name!r} is not a tool of type {kind!r}", param="tool_choice")
+    offered = frozenset(wanted or names)
+    is_parallel = parallel is not False and choice != "named"
+    if wanted and choice != "named":  # other tools are not offered to the model
+        functions = [tool for tool in functions if tool["function"]["name"] in wanted]
+    return ValidTools(
+        functions,
+        offered,
+        is_parallel,
+        tool_format,
+        is_forced,
+        inputs={name: pattern for name, pattern in customs.inputs.items() if name in offered},
+        warnings=tuple(customs.warnings),
+    )
 
 
 def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
@@ -72,7 +86,9 @@ def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
             return _allowed_tools(choice)
         name = _tool_name(choice)
         if name is None:
-            raise InvalidParameter("tool_choice: an object must name a tool of type 'function'", param="tool_choice")
+            raise InvalidParameter(
+                "tool_choice: an object must name a tool of type 'function' or 'custom'", param="tool_choice"
+            )
         return "named", (name,)
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", ()
@@ -93,27 +109,41 @@ def _allowed_tools(choice: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
     known = [name for name in names if name is not None]
     if not known or len(known) < len(names):
-        raise InvalidParameter("tool_choice: allowed_tools must list tools of type 'function'", param="tool_choice")
+        raise InvalidParameter(
+            "tool_choice: allowed_tools must list tools of type 'function' or 'custom'", param="tool_choice"
+        )
     return f"allowed_{mode}", tuple(dict.fromkeys(known))
 
 
+def _references(choice: ToolChoice | None) -> list[tuple[str, str]]:
+    """The tools that a valid choice names, with their types."""
+    if not isinstance(choice, dict):
+        return []
+    allowed = choice.get("allowed_tools", choice)
+    tools = allowed["tools"] if choice["type"] == "allowed_tools" else [choice]
+    return [(tool["type"], _tool_name(tool) or "") for tool in tools]
+
+
 def _tool_name(tool: Any) -> str | None:
-    """The name in a reference to a function; chat completions nest it, responses do not."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
+    """The name in a reference to a tool; chat completions nest it, responses do not."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind not in ("function", "custom"):
         return None
-    function = tool.get("function", tool)
-    name = function.get("name") if isinstance(function, dict) else None
+    named = tool.get(kind, tool)
+    name = named.get("name") if isinstance(named, dict) else None
     return name[:64] if isinstance(name, str) else None
 
 
-def _check_tool(field: str, tool: dict[str, Any]) -> str:
-    if tool.get("type") != "function":
-        raise InvalidParameter(f"{field}.type must be 'function'", param=f"{field}.type")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
-    check_function(f"{field}.function", function)
-    return str(function["name"])
+def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[str, Any]:
+    """The tool as a function."""
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        raise InvalidParameter(f"{field}.type must be 'function' or 'custom'", param=f"{field}.type")
+    field, described = f"{field}.{kind}", tool.get(kind)
+    if not isinstance(described, dict):
+        raise InvalidParameter(f"{field}: expected an object", param=field)
+    check_function(field, described)
+    return tool if kind == "function" else customs.as_function(field, described)
 
 
 def check_function(field: str, function: dict[str, Any]) -> None:

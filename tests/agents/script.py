@@ -19,6 +19,9 @@ THOUGHT = "Two tools know."
 ANSWER = "In Ulm there is rain, 12 degrees, at 14:05 (\u00fcberall)."
 NEXT_ANSWER = "In Bonn there is sun, 21 degrees, at 14:07."
 REPORT: dict[str, Any] = {"city": "Ulm", "degrees": 12, "notes": ["rain", "14:05"]}
+PATCH = '*** Begin Patch\n*** Add File: a.txt\n+It "rains".\n*** End Patch\n'
+"""The input of a custom tool."""
+EDIT_QUESTION, EDITED, EDIT_ANSWER = "Write a.txt.", "Success: A a.txt", "It is written."
 ANSWER_TOOLS = ("final_result", "Report", "PartialReport")
 
 
@@ -46,6 +49,8 @@ def rules(family: Family) -> list[dict[str, Any]]:
         {"after": TIME["Bonn"], "say": NEXT_ANSWER},
         {"after": "Describe Ulm.", "say": report},
         {"after": "Hello", "say": "Good day."},
+        {"after": EDIT_QUESTION, "say": say(calls=[("apply_patch", {"input": PATCH})], thought=THOUGHT)},
+        {"after": EDITED, "say": EDIT_ANSWER},
     ]
     for name in ANSWER_TOOLS:
         call = say(calls=[(name, REPORT)])

@@ -1,4 +1,4 @@
-"""What a coding agent in a terminal sends to /v1/responses: functions beside tools of other kinds, nothing stored,
+"""What a coding agent in a terminal sends to /v1/responses: functions beside a custom tool and others, nothing stored,
 reasoning handed back, everything streamed."""
 
 import json
@@ -8,11 +8,26 @@ import openai
 import pytest
 
 from tests.agents.conftest import ServerOf
-from tests.agents.script import ANSWER, NEXT_ANSWER, NEXT_QUESTION, QUESTION, TIME, WEATHER
+from tests.agents.script import (
+    ANSWER,
+    EDIT_ANSWER,
+    EDIT_QUESTION,
+    EDITED,
+    NEXT_ANSWER,
+    NEXT_QUESTION,
+    PATCH,
+    QUESTION,
+    TIME,
+    WEATHER,
+)
 from tests.agents.scripted_server import MODEL
 
 KNOWN = {"get_weather": WEATHER, "get_time": TIME}
-PATCH_GRAMMAR = 'start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?\nhunk: /.+/ LF\nLF: "\\n"\n'
+PATCH_GRAMMAR = """start: "*** Begin Patch" LF add_hunk+ "*** End Patch" LF?
+add_hunk: "*** Add File: " /(.+)/ LF add_line+
+add_line: "+" /(.*)/ LF -> line
+%import common.LF
+"""
 
 
 def function(name: str) -> dict[str, Any]:
@@ -103,7 +118,28 @@ def test_two_turns(url: str) -> None:
     assert called[0] == "get_weather"
 
 
-@pytest.mark.parametrize("kind", ["custom", "web_search", "local_shell"])
+@pytest.mark.parametrize("family", ["qwen", "llama", "mistral"])
+def test_a_patch(server_of: ServerOf, family: str) -> None:
+    """A custom tool: the model is held to its grammar, the client gets a text, and the model sees its call again."""
+    items: list[Any] = [user(EDIT_QUESTION)]
+    with openai.OpenAI(base_url=f"{server_of(family)}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        for choice in ("auto", {"type": "custom", "name": "apply_patch"}):
+            events: list[Any] = list(
+                client.responses.create(**(PAYLOAD | {"tool_choice": choice}), input=items, stream=True)
+            )
+            done = [event.item for event in events if event.type == "response.output_item.done"]
+            [call] = [item for item in done if item.type == "custom_tool_call"]
+            assert (call.name, call.input) == ("apply_patch", PATCH)
+            deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+            assert "".join(deltas) == PATCH
+            assert len(deltas) > 3
+        assert any(event.type == "response.reasoning_summary_text.done" for event in events) == (family == "qwen")
+        items += [item.model_dump(exclude_none=True, exclude={"id", "status"}) for item in done]
+        items.append({"type": "custom_tool_call_output", "call_id": call.call_id, "output": EDITED})
+        assert turn(client, items) == (EDIT_ANSWER, [])
+
+
+@pytest.mark.parametrize("kind", ["web_search", "local_shell"])
 def test_what_is_left_out_is_told(url: str, kind: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         ask: Any = client.responses.with_raw_response.create

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
 BOUNDED: dict[str, Any] = {**SCHEMA, "properties": {**SCHEMA["properties"], "place": {"enum": ["Oslo", "Tromsø"]}}}
 """What follows it always comes to an end, whatever is drawn."""
+
+FORMS = (
+    ({"syntax": "regex", "definition": r'"[^"\\\n]{1,5}"[ab]{2}'}, r'"[^"\\\n]{1,5}"[ab]{2}'),
+    (
+        {"syntax": "lark", "definition": 'start: line ~ 2..3\nline: "+" /[^\\n]{0,4}/ LF\n%import common.LF'},
+        r"(\+[^\n]{0,4}\n){2,3}",
+    ),
+)
+"""Formats of a custom tool's input, and what an input must then match."""
 
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
 
@@ -63,6 +73,15 @@ def ask_for_calls(url: str) -> None:
         )
         [item] = [item for item in response.output if item.type == "function_call"][:1]
         jsonschema.validate(json.loads(item.arguments), BOUNDED)
+        for form, pattern in FORMS:
+            custom: Any = {"type": "custom", "name": "edit", "format": {"type": "grammar", **form}}
+            named: Any = {"type": "custom", "name": "edit"}
+            response = client.responses.create(
+                model="m", input="Edit!", tools=[custom], tool_choice=named, max_output_tokens=600, temperature=0.5
+            )
+            [edit] = response.output
+            assert edit.type == "custom_tool_call"
+            assert re.fullmatch(pattern, edit.input), edit.input
 
 
 def cached_tokens(client: openai.OpenAI) -> int:

@@ -5,6 +5,7 @@ from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
 from penstock.frontend.responses import handlers as responses
 from penstock.frontend.responses import stored
+from penstock.frontend.responses.compaction import compact
 
 ROUTES = (
     Route(
@@ -13,7 +14,7 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/responses/{id}", stored.retrieve_response, "A stored response",
-        shapes.Response, errors=(400, *LOOKS_UP, 410), streams=True, argument=r"(?!input_tokens$)[^/]+",
+        shapes.Response, errors=(400, *LOOKS_UP, 410), streams=True, argument=r"(?!(input_tokens|compact)$)[^/]+",
         query=(("stream", "boolean"), ("starting_after", "integer")),
     ),
     Route(
@@ -30,7 +31,11 @@ ROUTES = (
         shapes.InputTokens, shapes.ResponsesRequest, READS_BODY,
     ),
     Route(
+        "POST", "/v1/responses/compact", compact, "Replace a conversation by a summary",
+        shapes.CompactedResponse, shapes.CompactRequest, GENERATES,
+    ),
+    Route(
         "DELETE", "/v1/responses/{id}", stored.delete_response, "Forget a stored response",
-        shapes.DeletedResponse, errors=LOOKS_UP, argument=r"(?!input_tokens$)[^/]+",
+        shapes.DeletedResponse, errors=LOOKS_UP, argument=r"(?!(input_tokens|compact)$)[^/]+",
     ),
 )  # fmt: skip

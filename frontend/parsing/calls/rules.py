@@ -36,6 +36,9 @@ class Rules:
     lines: list[str] = field(default_factory=list)
     schemas: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """By name: a schema, and the one to use instead if it cannot be used."""
+    texts: dict[str, tuple[str, str, str, str]] = field(default_factory=dict)
+    """By name: a regular expression for a text; one for what follows it and one for all that it is not part of, in
+    Lark's form; and the expression to use instead if the first one cannot be used."""
     inner: str = ""
     """A mark that is part of other marks, and may be a token of its own."""
     not_enforced: dict[str, None] = field(default_factory=dict)
@@ -90,6 +93,26 @@ class Rules:
             pieces = f"({' | '.join([text, *(quoted(head[:i]) for i in range(1, len(head) + 1))])})*"
             return sequence(pieces, quoted(head), self.mark(self.inner), quoted(tail + then))
         return self.rule(rf"/(.|\n)*{regex(before + mark + then)}/", "[lazy]")
+
+    def text_like(self, pattern: str, mark: str, then: str = "", before: str = "") -> str:
+        """As `text_until`, of a text that matches a regular expression as a whole; empty if that cannot be said."""
+        instead = self.text_until(mark, then, before)
+        if self.tokenizer.token_id(mark) is not None:
+            without = rf"(.|\n)*{regex(mark)}(.|\n)*"
+            return f"{self._text(pattern, regex(before), without, self.text_without(mark) + '?')} {self.mark(mark)}" + (
+                f" {quoted(then)}" if then else ""
+            )
+        if self.inner and self.inner in mark:
+            return ""
+        end = regex(before + mark + then)
+        return self._text(pattern, end, rf"(.|\n)*{end}(.|\n)+", instead)
+
+    def _text(self, pattern: str, end: str, without: str, instead: str) -> str:
+        key = f"text {pattern} {end}"
+        if key not in self._names:
+            self._names[key] = f"text_{len(self.texts)}"
+            self.texts[self._names[key]] = (pattern, end, without, instead)
+        return self._names[key]
 
     def text_until_line(self, beginning: str) -> str:
         """Any text up to a line that begins with this regular expression, and that beginning."""

@@ -9,6 +9,7 @@ import msgspec
 from penstock.frontend.json_types import type_of
 from penstock.frontend.parsing.calls.block import Block, Kinds, Reading
 from penstock.frontend.parsing.calls.rules import Rules, quoted
+from penstock.frontend.patterns import unanchored
 
 _MAX_DEPTH = 8
 _ANYTHING: dict[str, Any] = {}
@@ -197,6 +198,10 @@ def _value_rule(
     if choices:
         return f"{rules.recursive('choices', lambda _: _one_of(choices), plain)} {closing}{last}"
     if "string" in kinds or not kinds:
+        pattern = unanchored(plain["pattern"]) if isinstance(plain.get("pattern"), str) and said is plain else ""
+        if pattern and (text := rules.text_like(pattern, end, then, before)):
+            rules.leave_out(plain, _OF_TEXTS | {"pattern"})
+            return text + last
         _leave_out_of_text(rules, said, schema)
         return rules.text_until(end, then, before) + last
     said = said if isinstance(said, dict) else {}

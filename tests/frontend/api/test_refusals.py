@@ -358,7 +358,7 @@ def test_media_types(live: LiveServer, headers: dict[str, str]) -> None:
 def test_routes(live: LiveServer) -> None:
     assert error_of(get(live, "/v1/nothing"), 404)["code"] == "not_found"
     assert error_of(post(live, "/nothing", {}), 404)["code"] == "not_found"
-    response = get(live, "/v1/chat/completions")
+    response = get(live, "/v1/completions")
     assert error_of(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"
     assert error_of(send(live, "DELETE", "/v1/models"), 405)["code"] == "method_not_allowed"

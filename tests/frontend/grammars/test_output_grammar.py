@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseForm
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
+from penstock.frontend.validation.custom_tools import CustomTools
 from tests.faults.soak import sized
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import collected
@@ -131,13 +133,13 @@ class Models:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
-        self._kind = kind
+        self.kind = kind
         self._made: dict[str, Model] = {}
 
     def of(self, name: str) -> Model:
         if name not in self._made:
-            marks = [] if self._kind == "text" else [*TOOL_FORMATS[name].marks, *THINK.marks]
-            self._made[name] = Model(self._folder / name, marks, special=self._kind == "special")
+            marks = [] if self.kind == "text" else [*TOOL_FORMATS[name].marks, *THINK.marks]
+            self._made[name] = Model(self._folder / name, marks, special=self.kind == "special")
         return self._made[name]
 
 
@@ -456,3 +458,42 @@ def test_a_large_definition_of_many_calls_is_read_once(name: str) -> None:
         message = parse_message(output_format, call.replace('string="true"', 'string="false"') * 5, "stop")
         assert [each.arguments for each in message.calls] == ['{"x": 1}'] * 5
     assert parts.num_reads == 1
+
+
+LINES = 'start: line+\nline: ("+" | "-") /.*/ LF?\n%import common.LF\n'
+NOT_HELD = (
+    "deepseek_v32",
+    "deepseek_v4",
+    "minimax_m3",
+    "function_gemma",
+    "gemma3",
+    "gemma4",
+    "lfm2",
+    "olmo3",
+    "pythonic",
+)
+"""Formats that write a text between tags of several tokens, or as a word of a language, and have no rule for patterns:
+the client is told."""
+GOOD_INPUT, BAD_INPUT = '+a "b"\\n\n-<c> & d', "+a\n?b"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_of_custom_tools(models: Models, name: str) -> None:
+    """They are held to their grammar where the format has a rule for it, and come back as texts."""
+    model = models.of(name)
+    customs = CustomTools()
+    grammar = {"type": "grammar", "syntax": "lark", "definition": LINES}
+    tool = customs.as_function("tools[0].custom", {"name": "f", "format": grammar})
+    assert not customs.warnings
+    forced = models.kind != "text"
+    tools = ValidTools([tool], frozenset({"f"}), True, TOOL_FORMATS[name], forced, inputs=customs.inputs)
+    output_format = replace(form_of(name), tools=tools)
+    source = output_grammar_of(request(), output_format, model.tokenizer)
+    assert source is not None
+    told = any("pattern" in warning for warning in source.warnings)
+    assert told == (name in NOT_HELD or (name == "kimi_k3" and models.kind == "text"))
+    good, bad = (written(name, {"input": text}).strip() for text in (GOOD_INPUT, BAD_INPUT))
+    assert model.takes(output_format, good)
+    assert model.takes(output_format, bad) == told
+    [call] = parse_message(output_format, good, "stop").calls
+    assert (call.name, call.is_custom, call.arguments) == ("f", True, GOOD_INPUT)

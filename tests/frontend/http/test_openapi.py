@@ -54,6 +54,9 @@ def test_it_is_made_of_the_structs(document: dict[str, Any]) -> None:
         ("/detokenize", {"tokens": [5, 6]}),
         ("/v1/completions", {"prompt": 5}),
         ("/v1/responses", {"input": "Hello", "previous_response_id": "resp_x"}),
+        ("/v1/responses/compact", {"input": "Hello"}),
+        ("/v1/responses/compact", {"input": []}),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]}),
     ],
 )
 def test_answers_are_as_described(live: LiveServer, document: dict[str, Any], path: str, body: dict[str, Any]) -> None:

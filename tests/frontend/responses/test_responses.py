@@ -428,7 +428,7 @@ def test_what_does_not_fit_goes_from_the_beginning(client: openai.OpenAI, live: 
 
 
 def test_what_a_coding_agent_sends(live: LiveServer) -> None:
-    """Tools that the server would have to run, or that are no functions, are left out; the rest works."""
+    """Tools that the server would have to run are left out; the rest works."""
     tools = [
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
         WEATHER,
@@ -452,13 +452,14 @@ def test_what_a_coding_agent_sends(live: LiveServer) -> None:
     answer = post(live, "/v1/responses", body)
     assert answer.status == 200, answer.text
     found = answer.json()
-    assert [tool["name"] for tool in found["tools"]] == ["get_weather"]
+    assert found["tools"][0] == {**tools[0], "description": None}
+    assert [tool["name"] for tool in found["tools"]] == ["apply_patch", "get_weather"]
     assert (found["prompt_cache_key"], found["safety_identifier"]) == ("abc", "someone")
     assert (found["service_tier"], found["max_tool_calls"], found["tool_choice"]) == ("default", 3, "auto")
     warning = answer.headers["x-penstock-warning"]
-    for told in ("tools[0]", "tools[2]", "tools[3]", "tool_choice", "verbosity"):
+    for told in ("grammar of 'apply_patch'", "tools[2]", "tools[3]", "tool_choice", "verbosity"):
         assert told in warning
-    assert "apply_patch" not in prompt_text(live)
+    assert "apply_patch" in prompt_text(live)
 
 
 def test_a_conversation_is_no_larger_than_a_body(live: LiveServer) -> None:

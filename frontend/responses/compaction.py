@@ -1,0 +1,107 @@
+"""POST /v1/responses/compact: the served model sums a conversation up, and the client goes on from the summary.
+
+    items ──▶ prompt, with the wish for a summary ──▶ summary ──▶ the user's messages, and a `compaction` item
+
+The summary is an answer like any other: it waits in the queue, is bounded, and counts as usage. A later request with
+the item has the summary in its prompt (`items.py`).
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from penstock.frontend.api.chat import prepared_chat
+from penstock.frontend.api.run import Job, Prepared, Run, run
+from penstock.frontend.api.service import Service
+from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.errors import InvalidParameter, ServerError
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.parsing.parser import OutputFormat, ReasoningCounter, parse_message
+from penstock.frontend.responses.course import ResponseCourse, response_usage
+from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.summaries import sealed
+from penstock.frontend.responses.tool_items import Item
+from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
+from penstock.frontend.schema_responses import (
+    COMPACT,
+    CompactedResponse,
+    CompactionItem,
+    CompactRequest,
+    ReasoningOptions,
+    ResponsesRequest,
+)
+from penstock.frontend.validation.common import Rules
+
+DEFAULT_TOKENS = 2048
+"""Limit for a summary, its reasoning included, if the request names none."""
+
+_WISH = (
+    "Summarize this conversation for someone who has to carry it on without having read it. Say what the user wants, "
+    "what was decided and found out, which files, names and figures matter, what was done, and what is left to do. "
+    "Write plain text, without a greeting. Do not answer the conversation, and call no tools."
+)
+
+
+class NoSummary(ServerError, code="no_summary"):
+    """The model wrote no summary."""
+
+
+async def compact(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
+
+    Raises:
+        ApiError: as for a response; NoSummary if the model writes none.
+    """
+    return await run(COMPACT, _job, service, record, body)
+
+
+async def _job(service: Service, record: RequestRecord, asked: CompactRequest, rules: Rules, num_bytes: int) -> Job:
+    request = ResponsesRequest(
+        model=asked.model,
+        instructions=asked.instructions,
+        previous_response_id=asked.previous_response_id,
+        max_output_tokens=DEFAULT_TOKENS if asked.max_output_tokens is None else asked.max_output_tokens,
+        reasoning=None if asked.reasoning is None else ReasoningOptions(asked.reasoning.effort),
+        service_tier=asked.service_tier,
+        prompt_cache_key=asked.prompt_cache_key,
+        prompt_cache_retention=asked.prompt_cache_retention,
+        store=False,
+    )
+    previous, num_before = await earlier_items(service, record, request, num_bytes)
+    items = [] if asked.input is None and previous else input_items(asked.input)
+    given = await with_references(service, record, items, num_before, num_bytes)
+    if not previous and not given:
+        raise InvalidParameter("input is empty: there is nothing to summarize", param="input")
+    wish: Item = {"type": "message", "role": "user", "content": _WISH}
+    valid = validate_response(request, rules, service.model.template, previous, [*given, wish])
+    valid = replace(valid, items=valid.items[:-1])
+
+    async def prepare() -> Prepared:
+        conversation = valid.chat.conversation
+        prompt = await service.prompts.render_and_encode(conversation, rules, record)
+        record.warnings += conversation.warnings
+        return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
+
+    return Job(valid.chat.common, prepare)
+
+
+async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) -> bytes:
+    """The body of the answer."""
+    record = run.record
+    [answer] = await run.answers()
+    counter = ReasoningCounter(output_format, run.service.model.tokenizer)
+    record.num_reasoning_tokens = counter.feed(answer.token_ids)
+    summary = parse_message(output_format, answer.text, answer.finish_reason).content.strip()
+    if not summary:
+        raise NoSummary(f"the model wrote no summary in {len(answer.token_ids)} tokens")
+    if answer.finish_reason == "length":
+        record.warnings.append(f"output: the summary was cut off after {len(answer.token_ids)} tokens")
+    kept = [item for item in valid.items if item["type"] == "message" and item["role"] == "user"]
+    compacted = CompactedResponse(
+        id=f"resp_{DRAWS.get().randbytes(24).hex()}",
+        created_at=int(CLOCK.get()()),
+        output=[*kept, CompactionItem(f"cmp_{DRAWS.get().randbytes(16).hex()}", sealed(summary))],
+        usage=response_usage(await run.final_usage(), record.num_reasoning_tokens),
+    )
+    return msgspec.json.encode(compacted)
