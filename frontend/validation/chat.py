@@ -22,6 +22,7 @@ from penstock.frontend.validation.common import (
     validate_common,
     without_collecting,
 )
+from penstock.frontend.validation.functions import asks_for_functions, validate_functions, with_tool_messages
 from penstock.frontend.validation.tools import validate_tools
 
 MAX_MESSAGES = 2048
@@ -55,6 +56,7 @@ class ValidChat:
     conversation: ValidConversation
     tools: ValidTools | None
     include_reasoning: bool
+    has_functions: bool = False  # the tools were sent as functions, and are answered as such
 
 
 def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | None) -> ValidChat:
@@ -81,7 +83,10 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
         note = "store: no effect, chat completions are not stored; /v1/responses stores responses"
         common = replace(common, warnings=(*common.warnings, note))
     tools = None
-    if request.tools is not None or request.tool_choice is not None:
+    has_functions = asks_for_functions(request)
+    if has_functions:
+        tools = validate_functions(request, template, rules)
+    elif request.tools is not None or request.tool_choice is not None:
         parallel = request.parallel_tool_calls
         tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules)
     return ValidChat(
@@ -99,6 +104,7 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
         ),
         tools=tools,
         include_reasoning=request.include_reasoning is not False,
+        has_functions=has_functions,
     )
 
 
@@ -127,6 +133,7 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
+    messages = with_tool_messages(messages)
     images: list[ImageSource] = []
     chat = [
         _message(f"messages[{index}]", message, template, rules.images, images)
