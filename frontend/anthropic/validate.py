@@ -251,6 +251,8 @@ def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
             error.param = ours + param.removeprefix(theirs)
             error.message = error.message.replace(theirs, ours, 1)
             return error
+    if param.startswith("tools["):
+        error.param, error.message = param.replace(".function", "", 1), error.message.replace(".function", "", 1)
     if param.startswith("messages"):
         error.param, error.message = _our_field(param, found), _our_field(error.message, found)
     return error

@@ -25,12 +25,14 @@ from penstock.frontend.validation.common import (
 from penstock.frontend.validation.functions import asks_for_functions, validate_functions, with_tool_messages
 from penstock.frontend.validation.tools import validate_tools
 
-MAX_MESSAGES = 2048
-MAX_TOOL_CALLS = 128
+MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 1024
+"""Limit for one message."""
+
 MAX_ARGUMENT_NUMBERS = 65_536
 """Limit for the arguments of all past calls together."""
 
-MAX_TEMPLATE_VARIABLES = 32
+MAX_TEMPLATE_VARIABLES = 128
 
 _FIELD = "chat_template_kwargs"
 _THINKING = ("enable_thinking", "thinking")

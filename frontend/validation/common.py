@@ -33,15 +33,21 @@ from penstock.frontend.validation.tokens import (
 )
 from penstock.ipc.messages import Pooling, Sampling
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 256
+MAX_STOP_STRINGS = 1024
+MAX_STOP_CHARACTERS = 16_384
+"""Limit for all stop strings together: the time to prepare them, about ten milliseconds."""
+
 LEAST_PENALTY = 1e-6
 """Logits are divided by the repetition penalty, and must stay finite."""
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
-MAX_CACHE_SALT = 128
+"""As many as the GPU's rows have places for; more would need another kernel."""
+
+MAX_CACHE_SALT = 512
 MAX_LOGPROBS = 20
+"""The largest number that the GPU's kernel is compiled for when the server starts."""
+
 MAX_DRAFTS = 64
 MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
@@ -423,6 +429,11 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
         raise InvalidParameter(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stops)}", param="stop")
     if stops:
         check_texts("stop", stops, MAX_STOP_CHARACTERS)
+        num_characters = sum(map(len, stops))
+        if num_characters > MAX_STOP_CHARACTERS:
+            raise InvalidParameter(
+                f"stop may hold at most {MAX_STOP_CHARACTERS} characters together, got {num_characters}", param="stop"
+            )
     return tuple(dict.fromkeys(stops))
 
 

@@ -220,8 +220,8 @@ def test_results_without_calls_cost_little() -> None:
     results = [{"role": "tool", "tool_call_id": Id("none")} for _ in range(500)]
     chat_messages([{"role": "assistant", "tool_calls": calls}, *results], "m", None)
     assert num_compared < 5000
-    with pytest.raises(InvalidParameter, match="at most 2048 messages, got 3000"):
-        chat_messages(HELLO * 3000, "m", None)
+    with pytest.raises(InvalidParameter, match="at most 4096 messages, got 5000"):
+        chat_messages(HELLO * 5000, "m", None)
 
 
 def test_a_call_that_is_cut_is_not_told_of(client: ollama.Client, live: LiveServer) -> None:
