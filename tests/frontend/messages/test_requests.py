@@ -218,7 +218,7 @@ TOOL = {"name": "look", "input_schema": {"type": "object"}}
     ("fields", "message"),
     [
         ({"max_tokens": None}, "max_tokens is required"),
-        ({"max_tokens": -2}, "max_tokens must be between"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0"),
         ({"messages": []}, "messages is required"),
         ({"messages": None}, "messages is required"),
         ({"messages": of(("robot", "Hi"))}, "messages[0].role must be"),
