@@ -25,8 +25,8 @@ class ForeignField(NamedTuple):
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict", "max_new_tokens"),
     ("min_tokens", "min_new_tokens"),
-    ("repetition_penalty", "repeat_penalty"),
-    ("stop", "stop_sequences"),
+    ("repetition_penalty", "repeat_penalty", "rep_pen"),
+    ("stop", "stop_sequences", "stopping_strings"),
     ("seed", "random_seed"),
     ("typical_p", "typical"),
     ("tfs_z", "tfs"),
@@ -54,7 +54,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(
         ("typical_p", "typical", "tfs_z", "tfs", "guidance_scale", "encoder_repetition_penalty"), _OFF_AT_1
     ),
-    "length_penalty": _OFF_AT_1,
+    **dict.fromkeys(("length_penalty", "num_beams"), _OFF_AT_1),
     **dict.fromkeys(("mirostat", "mirostat_mode", "dry_multiplier", "xtc_probability", "dynatemp_range"), _OFF_AT_0),
     **dict.fromkeys(("top_a", "smoothing_factor", "penalty_alpha", "epsilon_cutoff", "eta_cutoff"), _OFF_AT_0),
     **dict.fromkeys(("no_repeat_ngram_size", "repetition_detection"), _OFF_AT_0),
