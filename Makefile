@@ -76,6 +76,7 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/mypy bench tests docs
 	$(BIN)/python docs/options_page.py --check
 	$(BIN)/python -m docs.tool_table --check
+	$(BIN)/python -m docs.api_tables --check
 	$(BIN)/python -m docs.models_table --check
 	$(BIN)/python -m docs.gguf_table --check
 	$(BIN)/python -m docs.planning_table --check
@@ -100,6 +101,7 @@ release:  ## The same from a fresh clone of the last commit, which must be clean
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
 	$(BIN)/python -m docs.tool_table
+	$(BIN)/python -m docs.api_tables
 	$(BIN)/python -m docs.models_table
 	$(BIN)/python -m docs.gguf_table
 	$(BIN)/python -m docs.planning_table

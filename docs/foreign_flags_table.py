@@ -10,7 +10,8 @@ from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
 from penstock.core.config.flags import flags
-from penstock.core.config.foreign_flags import FLAGS_OF_ENGINES, ForeignFlag
+from penstock.core.config.foreign_flags import FLAGS_OF_ENGINES
+from penstock.core.config.foreign_tables import VALUES, ForeignFlag
 
 PAGE = Path(__file__).parent / "migrating.md"
 _BEGIN = "<!-- The table of {} is written by docs/foreign_flags_table.py: run `make docs` after a change. -->\n"
@@ -42,10 +43,21 @@ def _names_that_work() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _values() -> str:
+    """One row for each value of an option here, with the other engines' names of it."""
+    rows = ["| option | value | here |", "| --- | --- | --- |"]
+    for option, others in VALUES.items():
+        names: dict[str, list[str]] = {}
+        for other, own in others.items():
+            names.setdefault(own, []).append(f"`{other}`")
+        rows += [f"| `{option}` | {', '.join(same)} | `{own}` |" for own, same in names.items()]
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with what belongs there."""
     tables = {engine: _table(dict(options)) for engine, options in FLAGS_OF_ENGINES.items()}
-    tables["names that work"] = _names_that_work()
+    tables |= {"names that work": _names_that_work(), "values": _values()}
     return with_parts(PAGE, {_BEGIN.format(what): f"\n{table}\n" for what, table in tables.items()})
 
 

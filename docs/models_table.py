@@ -285,7 +285,8 @@ def _row(*cells: str) -> str:
 def without_a_row() -> set[str]:
     """The models of chat formats that no family's row takes for its own."""
     words = [word for _, of_family in _TITLES.values() for word in of_family]
-    named = {name for form in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for name in form.models}
+    named = {name for form in TOOL_FORMATS.values() for name in form.models}
+    named |= {name for form in REASONING_FORMATS.values() for name in form.models}
     return {name for name in named if not _is_among([name], tuple(words))}
 
 

@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError, status=400, type="invalid_request_error", code="invalid_request"):
-    """The client must change the request."""
+    """The request must be changed; the message says how."""
 
 
 class MalformedBody(InvalidRequest, code="malformed_body"):
@@ -58,7 +58,7 @@ class InvalidImage(InvalidRequest, code="invalid_image"):
 
 
 class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
-    """A field that is known but not supported; refused, so that no client believes that it had an effect."""
+    """A field asks for what does not exist here; refused, so that no client believes that it had an effect."""
 
 
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
@@ -134,7 +134,7 @@ class UnsupportedTransfer(InvalidRequest, status=501, code="unsupported_transfer
 
 
 class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full"):
-    """The queue is full; trying again later helps."""
+    """The queue is full, or there is no room for an image or a grammar now; trying again later helps."""
 
 
 class TargetMissed(ApiError, status=429, type="rate_limit_error", code="slo_missed"):
@@ -150,7 +150,7 @@ class RateLimitExceeded(ApiError, status=429, type="rate_limit_error", code="rat
 
 
 class ServerError(ApiError):
-    """Not the client's fault."""
+    """Something failed in the server; its log says what."""
 
 
 class EngineFailed(ServerError, code="engine_error"):

@@ -1,8 +1,8 @@
 """The HTTP types: requests as clients send them, answers as clients read them.
 
-Requests are liberal: unknown fields are ignored, any field may be null. Types are strict (an integer
-is not a string, and `true` is not an integer). Only types are checked here; `validation/` turns requests
-into another type, which the rest of the program uses.
+Requests are liberal: unknown fields are ignored (`validation/foreign_fields.py` knows some of them), any
+field may be null. Types are strict (an integer is not a string, and `true` is not an integer). Only types
+are checked here; `validation/` turns requests into another type, which the rest of the program uses.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,6 +25,7 @@ _TOOL = {
 
 Messages = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]
 Tools = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _TOOL})]
+Functions = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _FUNCTION})]
 """Objects that the chat template gets as they were sent; the checks in `validation/` look into them."""
 
 # --- requests -------------------------------------------------------------------------------
@@ -127,31 +128,6 @@ class SamplingRequest(Struct, kw_only=True):
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None  # SGLang
     ebnf: str | None = None
-    structural_tag: Unsupported = None
-    typical_p: Unsupported = None
-    mirostat: Unsupported = None
-    dry_multiplier: Unsupported = None
-    xtc_probability: Unsupported = None
-    top_n_sigma: Unsupported = None
-    dynatemp_range: Unsupported = None
-    tfs_z: Unsupported = None
-    top_a: Unsupported = None
-    smoothing_factor: Unsupported = None
-    repeat_penalty: Unsupported = None
-    stop_regex: Unsupported = None
-    n_predict: Unsupported = None
-    max_new_tokens: Unsupported = None
-    custom_logit_processor: Unsupported = None
-    lora_path: Unsupported = None
-    options: Unsupported = None
-    format: Unsupported = None
-    logits_processors: Unsupported = None
-    use_beam_search: Unsupported = None
-    length_penalty: Unsupported = None
-    prompt_embeds: Unsupported = None
-    kv_transfer_params: Unsupported = None
-    vllm_xargs: Unsupported = None
-    logprob_token_ids: Unsupported = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True):
@@ -168,19 +144,11 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    modalities: Unsupported = None
-    audio: Unsupported = None
-    prediction: Unsupported = None
-    web_search_options: Unsupported = None
+    functions: Functions | None = None  # what `tools` were called once, as the next one
+    function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     store: bool | None = None
-    chat_template: Unsupported = None
-    documents: Unsupported = None
-    echo: Unsupported = None
-    add_special_tokens: Unsupported = None
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
@@ -343,6 +311,7 @@ class ChatMessage(Struct, frozen=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET  # for a request with `functions`
 
 
 class ChatChoice(Struct, frozen=True):

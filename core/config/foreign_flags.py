@@ -6,19 +6,10 @@ A value that asks for what Penstock does anyway is accepted, so that a command f
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
 
 from penstock.core.config.flags import ENVIRONMENT_PREFIX, flags
+from penstock.core.config.foreign_tables import LLAMA_CPP, TGI, VALUES, ForeignFlag
 from penstock.core.config.options import ConfigError
-
-
-class ForeignFlag(NamedTuple):
-    """What to say about one; `same` are the values that change nothing here ("" for a switch without a value)."""
-
-    use: str = ""  # the option that does the same here
-    why: str = ""  # or why there is none
-    same: tuple[str, ...] = ()
-
 
 _ADAPTERS = ForeignFlag(why="merge the adapter into the model (PEFT: merge_and_unload) and serve the result")
 _DRAFTS = ForeignFlag(use="--speculative-config")
@@ -107,6 +98,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     "TGI": {
         "--speculate": _LOOKUP,
         "--quantize": ForeignFlag(use="--quantization"),
+        **TGI,
     },
     "llama.cpp": {
         "--embeddings": ForeignFlag(why=_EMBEDS, same=("",)),
@@ -122,6 +114,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--spec-type": _LOOKUP,
         "--lookup-cache-dynamic": _LOOKUP,
         "-lcd": _LOOKUP,
+        **LLAMA_CPP,
     },
 }
 """The options of each engine."""
@@ -138,7 +131,7 @@ _NOT_OURS = ("TEST_", "SOAK", "SERVICE_", "PORT_")
 
 
 def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
-    """Remove options that ask for what is done anyway.
+    """Remove options that ask for what is done anyway, and replace values that have another name here.
 
     Raises:
         ConfigError: naming an option that asks for something else, and what to use.
@@ -152,9 +145,13 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
         name, has_value, value = word.partition("=")
         flag = FOREIGN_FLAGS.get(name.replace("_", "-") if name.startswith("--") else name)
         if flag is None:
-            left.append(word)
+            own = VALUES.get(name.replace("_", "-"), {})
+            if own and not has_value and words:
+                words[0] = own.get(words[0], words[0])
+            left.append(f"{name}={own.get(value, value)}" if has_value else word)
             continue
-        if not has_value and "" not in flag.same and words and not words[0].startswith("-"):
+        is_value = words and (words[0] in flag.same or ("" not in flag.same and not words[0].startswith("-")))
+        if is_value and not has_value:
             value = words.pop(0)
         if value not in flag.same:
             shown = f"{name} {value}".strip() if flag.same else name  # a value may be a secret, or the MODEL

@@ -101,6 +101,11 @@ def validate(config: Config) -> Config:
             f"--role {','.join(config.parallel.role)}: one role for all engines or one for each of the "
             f"--data-parallel-size {config.parallel.data_parallel_size}"
         )
+    if config.scheduler.batch_size and config.scheduler.batching == "continuous":
+        raise ConfigError(
+            f"--batch-size {config.scheduler.batch_size} is for --batching static, dynamic or length-aware; the limit "
+            "for a step's tokens, which llama.cpp calls so, is --max-num-batched-tokens"
+        )
     if config.ipc.heartbeat_timeout <= config.ipc.heartbeat_interval:
         raise ConfigError(
             f"--heartbeat-timeout ({config.ipc.heartbeat_timeout}) must exceed "

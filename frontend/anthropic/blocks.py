@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.frontend.anthropic.schema import AnswerBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from penstock.frontend.anthropic.signature import signature_of
+from penstock.frontend.parsing.calls.format import ID_PREFIX
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 
 Event = dict[str, Any]
@@ -33,7 +34,7 @@ class BlockBuilder:
         """Take a part; return the events that report it."""
         match part:
             case CallStart(_, call_id, name):
-                return [*self.finish(), self._begin(ToolUseBlock(call_id, name, {}))]
+                return [*self.finish(), self._begin(ToolUseBlock(_shown_id(call_id), name, {}))]
             case CallArguments(_, text) | CallInput(_, text):
                 events = []
                 delta = {"type": "input_json_delta", "partial_json": text}
@@ -77,6 +78,12 @@ class BlockBuilder:
 
     def _event(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "index": len(self.blocks), **fields}
+
+
+def _shown_id(call_id: str) -> str:
+    """An id as Anthropic's clients know them; one that the model itself has written stays, for its template."""
+    made = call_id.removeprefix(ID_PREFIX)
+    return call_id if made == call_id else f"toolu_{made}"
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, thinking_switch, validate_chat
 from penstock.frontend.validation.common import Rules, refuse_unsupported
+from penstock.frontend.validation.tokens import shown
 from penstock.frontend.validation.tools import check_function
 
 _THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
@@ -53,6 +54,11 @@ def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) 
     """
     if request.max_tokens is None:
         raise InvalidParameter("max_tokens is required", param="max_tokens")
+    if request.max_tokens < 0:  # elsewhere -1 stands for no limit
+        raise InvalidParameter(
+            f"max_tokens must be at least 0 (which only caches the prompt), got {shown(request.max_tokens)}",
+            param="max_tokens",
+        )
     is_prompt_only = request.max_tokens == 0
     notes: list[str] = []
     chat = chat_request(
@@ -281,6 +287,8 @@ def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
             error.param = ours + param.removeprefix(theirs)
             error.message = error.message.replace(theirs, ours, 1)
             return error
+    if param.startswith("tools["):
+        error.param, error.message = param.replace(".function", "", 1), error.message.replace(".function", "", 1)
     if param.startswith("messages"):
         error.param, error.message = _our_field(param, found), _our_field(error.message, found)
     return error

@@ -46,7 +46,8 @@ async def _validated(
         record.warnings += valid.conversation.warnings
         prompt = await service.prompts.render_and_encode(valid.conversation, rules, record)
         prompt = valid.common.truncated_chat(prompt)
-        return prepared_chat(service, valid, prompt, _chunks, _whole)
+        chunks, whole = partial(_chunks, valid.has_functions), partial(_whole, valid.has_functions)
+        return prepared_chat(service, valid, prompt, chunks, whole)
 
     return Job(valid.common, prepare)
 
@@ -106,8 +107,10 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
     )
 
 
-def _chunks(output_format: OutputFormat, run: Run) -> Chunks:
-    return ChatChunks(run) if output_format is PLAIN else ParsedChatChunks(run, output_format)
+def _chunks(has_functions: bool, output_format: OutputFormat, run: Run) -> Chunks:
+    if output_format is PLAIN:
+        return ChatChunks(run)
+    return ParsedChatChunks(run, output_format, has_functions=has_functions)
 
 
 class ChatChunks(ChunkWriter):
@@ -163,8 +166,9 @@ class ChatChunks(ChunkWriter):
 class ParsedChatChunks(ChatChunks):
     """chat.completion.chunk events of outputs with more than content: reasoning and tool calls."""
 
-    def __init__(self, run: Run, output_format: OutputFormat) -> None:
+    def __init__(self, run: Run, output_format: OutputFormat, *, has_functions: bool) -> None:
         super().__init__(run)
+        self._has_functions = has_functions
         sequences, tokenizer = range(run.ready.valid.num_sequences), run.service.model.tokenizer
         self._parsers = [MessageParser(output_format) for _ in sequences]
         self._counters = [ReasoningCounter(output_format, tokenizer) for _ in sequences]
@@ -190,16 +194,24 @@ class ParsedChatChunks(ChatChunks):
             if isinstance(part, Content):
                 chunks += super().event(SequenceEvent(index, part.text, []), usage)
             else:
-                chunks += self.delta(index, _delta(part), usage)
+                chunks += self.delta(index, _delta(part, has_functions=self._has_functions), usage)
         if reason is not None:
-            end = SequenceEvent(index, "", [], reason, event.stop_reason)
+            end = SequenceEvent(index, "", [], _shown_reason(reason, self._has_functions), event.stop_reason)
             chunks += super().event(end, usage)
         return chunks
 
 
-def _delta(part: Part) -> bytes:
+def _shown_reason(reason: str, has_functions: bool) -> str:
+    return "function_call" if has_functions and reason == "tool_calls" else reason
+
+
+def _delta(part: Part, *, has_functions: bool) -> bytes:
     delta: dict[str, Any]
     match part:
+        case CallStart() if has_functions:
+            delta = {"function_call": {"name": part.name, "arguments": ""}}
+        case CallArguments() if has_functions:
+            delta = {"function_call": {"arguments": part.text}}
         case Reasoning():
             delta = {"reasoning": part.text, "reasoning_content": part.text}
         case CallStart():
@@ -215,7 +227,7 @@ def _delta(part: Part) -> bytes:
     return _encode(delta)
 
 
-async def _whole(output_format: OutputFormat, run: Run) -> bytes:
+async def _whole(has_functions: bool, output_format: OutputFormat, run: Run) -> bytes:
     service, record, valid, [prompt] = run.service, run.record, run.ready.valid, run.ready.prompts
     answers = await run.answers()
     tokenizer = service.model.tokenizer
@@ -232,8 +244,8 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
     choices = [
         schema.ChatChoice(
             index=index,
-            message=_message(message, output_format),
-            finish_reason=message.finish_reason,
+            message=_message(message, output_format, has_functions=has_functions),
+            finish_reason=_shown_reason(message.finish_reason, has_functions),
             stop_reason=answer.stop_reason,
             logprobs=None if scores is None else scores.chat(answer.scores),
             token_ids=answer.token_ids if valid.return_token_ids else None,
@@ -254,18 +266,20 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
     return msgspec.json.encode(completion)
 
 
-def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:
+def _message(message: ParsedMessage, output_format: OutputFormat, *, has_functions: bool) -> schema.ChatMessage:
     """The message with all its parts. The field for reasoning is always there, null if there was none."""
     reasoning: str | None = None
     if output_format.reasoning is not None and output_format.include_reasoning:
         reasoning = message.reasoning or None
     calls = [_call(call) for call in message.calls]
+    functions = [schema.CalledFunction(call.name, call.arguments) for call in message.calls] if has_functions else []
     return schema.ChatMessage(
         role="assistant",
         content=message.content or None if calls else message.content,
         reasoning=reasoning,
         reasoning_content=reasoning,
-        tool_calls=calls or UNSET,
+        tool_calls=UNSET if has_functions else calls or UNSET,
+        function_call=functions[0] if functions else UNSET,
     )
 
 

@@ -11,9 +11,9 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from math import inf
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -39,13 +39,16 @@ from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.grammars.reader import Grammar, GrammarSource
 from penstock.frontend.targets import NONE as NO_TARGETS
+from penstock.frontend.text.stop_strings import StopStrings
+from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, without_collecting
+from penstock.frontend.validation.foreign_fields import take_foreign_fields
 from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
 from penstock.ipc.messages import AddRequest, ImageRef, SamplingParams
 
 log = structlog.get_logger()
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 _encode = msgspec.json.encode
 
@@ -58,6 +61,10 @@ _MAX_COMPLAINT = 200
 _OBJECT_ERRORS = {"missing required": "is required", "contains unknown": "is an unknown field"}
 """What is wrong with a body's fields, by msgspec's words for it."""
 _OF_AN_OBJECT = re.compile(rf"Object ({'|'.join(_OBJECT_ERRORS)}) field `(.*)`", re.DOTALL)
+
+_WHOLE_NUMBER = re.compile(rb"(-?[0-9]{1,19})\.0{1,9}")
+
+_MANY_STOP_CHARACTERS = 1024
 
 _LARGE_BODY = 1 << 20
 """Bytes. Decoding a body of 8 MiB may take 40 ms on a slow machine."""
@@ -106,6 +113,7 @@ class ReadyRequest:
     prompts: list[list[int]]
     sampling: list[SamplingParams]  # one for each prompt
     grammar: Grammar
+    stop: StopStrings | None
     images: tuple[ImageRef, ...] = ()  # in the only prompt
 
 
@@ -306,7 +314,7 @@ async def run(
     """
     num_bytes = len(body)
     request = await read(decoder, body)
-    record.warnings += unknown_fields(decoder, body)
+    record.warnings += take_others(request, body)
     rules = await service.admit(record)
     job = await validate(service, record, request, rules, num_bytes)
     del body, request  # they may be large
@@ -356,6 +364,8 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
             return decoder.decode(body)
     except msgspec.ValidationError as error:
         what, found, path = str(error).rpartition(" - at `")
+        if what.endswith("got `float`") and (whole := _with_whole_numbers(body)):
+            return decode(decoder, whole)
         if not found and (named := _OF_AN_OBJECT.fullmatch(path)):
             field = _cut(named[2])
             raise InvalidParameter(f"{field} {_OBJECT_ERRORS[named[1]]}", param=field) from None
@@ -369,22 +379,30 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
         raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None
 
 
+def _with_whole_numbers(body: bytes) -> bytes:
+    """The body with 3 for a field's 3.0, which is how some languages write integers; empty if there is none."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return b""  # the error that has been found is told
+    whole = {name: found[1] for name, raw in fields.items() if (found := _WHOLE_NUMBER.fullmatch(bytes(raw)))}
+    return _encode(fields | {name: msgspec.Raw(number) for name, number in whole.items()}) if whole else b""
+
+
 def _cut(complaint: str) -> str:
     """Shorten a message: it may quote a long name from the body."""
     return complaint if len(complaint) <= _MAX_COMPLAINT else f"{complaint[:_MAX_COMPLAINT]}…"
 
 
-def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
-    """Return a warning for each unknown field of a body, which is ignored. The body must have been decoded before."""
-    request_type: type[msgspec.Struct] = decoder.type
-    known = _known_fields(request_type)
-    found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return [f"{field[:64]}: an unknown field, ignored" for field in found if field not in known]
+def take_others(request: msgspec.Struct, body: bytes) -> list[str]:
+    """Take the fields of a body that its request does not have (see `foreign_fields.py`); return warnings.
 
-
-@cache
-def _known_fields(request_type: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(request_type))
+    The body must have been decoded before.
+    """
+    try:
+        return take_foreign_fields(request, msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    except RecursionError:  # in a field that the request's decoder has passed over
+        raise MalformedBody("the body is not valid JSON: nested too deeply") from None
 
 
 async def make_ready(
@@ -403,11 +421,14 @@ async def make_ready(
     """
     grammar = Grammar() if source is None else await service.grammars.read(source, record.tenant)
     warnings, is_strict = record.warnings, service.config.frontend.strict_requests
+    tokenizer = service.model.tokenizer
     _check_prompt_size(valid.logprobs, prompts, valid.n)
     warnings += (*valid.warnings, *grammar.warnings)
     if is_strict and warnings:
         raise UnsupportedParameter(warnings[0], param=warnings[0].partition(":")[0])
-    bad_words = bad_word_tokens(valid.bad_words, service.model.tokenizer) if valid.bad_words else ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    if valid.bad_words:
+        bad_words = await tokenizer.off_loop(partial(bad_word_tokens, valid.bad_words, tokenizer))
     if valid.sampling.allowed_token_ids:
         check_drawable(valid.sampling, bad_words)
     fields = asdict(valid.sampling) | {
@@ -423,7 +444,15 @@ async def make_ready(
             field, asked = valid.max_tokens_field, valid.max_tokens
             warnings.append(f"{field}: {limit} instead of {asked}, because the context has no room for more")
     sampling = [SamplingParams(max_tokens=limit, **fields) for limit in limits]
-    return ReadyRequest(valid, prompts, sampling, grammar)
+    return ReadyRequest(valid, prompts, sampling, grammar, await _stop_strings(tokenizer, valid))
+
+
+async def _stop_strings(tokenizer: TextTokenizer, valid: ValidRequest) -> StopStrings | None:
+    """The automaton of the stop strings; that of a thousand takes ten milliseconds."""
+    if not valid.stop:
+        return None
+    make = partial(StopStrings, valid.stop, include_stop=valid.include_stop)
+    return await tokenizer.off_loop(make) if sum(map(len, valid.stop)) > _MANY_STOP_CHARACTERS else make()
 
 
 def _check_prompt_size(asked: ValidLogprobs, prompts: list[list[int]], n: int) -> None:
@@ -481,7 +510,7 @@ def submit(
     ]
     rules = OutputRules(
         make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens, shown=shown),
-        stop=valid.stop,
+        stop=ready.stop,
         include_stop=valid.include_stop,
         min_tokens=valid.sampling.min_tokens,
         is_prompt_only=is_prompt_only,

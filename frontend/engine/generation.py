@@ -31,7 +31,7 @@ from penstock.frontend.errors import (
 )
 from penstock.frontend.schema import Timings
 from penstock.frontend.targets import Targets
-from penstock.frontend.text.stop_strings import StopMatcher
+from penstock.frontend.text.stop_strings import StopMatcher, StopStrings
 from penstock.frontend.text.tokenizer import Detokenizer
 from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
 
@@ -61,7 +61,7 @@ class OutputRules:
     """How token ids become the text that a client sees."""
 
     make_detokenizer: Callable[[], Detokenizer]
-    stop: tuple[str, ...] = ()
+    stop: StopStrings | None = None
     include_stop: bool = False
     min_tokens: int = 0
     reported_stop_token_ids: frozenset[int] = frozenset()
@@ -76,7 +76,7 @@ class SequenceText:
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
         self._detokenizer = rules.make_detokenizer()
-        self._matcher = StopMatcher(rules.stop, include_stop=rules.include_stop) if rules.stop else None
+        self._matcher = None if rules.stop is None else StopMatcher(rules.stop)
         self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores
         self.num_tokens = 0

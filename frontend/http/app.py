@@ -10,6 +10,7 @@ preflight. These carry the page's Origin, and routes where an empty POST changes
 import ipaddress
 import re
 from asyncio import CancelledError
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal
@@ -328,7 +329,7 @@ class BodyReader:
             raise _malformed() from None
         finally:
             self._num_held -= num_bytes
-        return b"".join(pieces)
+        return b"".join(pieces).removeprefix(BOM_UTF8)
 
 
 async def form(headers: Headers, next_piece: Callable[[], Awaitable[bytes]]) -> Upload:

@@ -209,10 +209,10 @@ async def whole(dialect: Dialect, output_format: OutputFormat, run: Run) -> byte
     return _encode(_finished(dialect, run, said, message.finish_reason, answer.token_ids, wrong, logprobs))
 
 
-def loaded(dialect: Dialect, model: str) -> bytes:
-    """The answer to a request that only asks to load the model."""
+def loaded(dialect: Dialect, model: str, reason: str) -> bytes:
+    """The answer to a request that only asks to load or to unload the model, which is the reason."""
     fields = dialect.fields(Said())
-    return _encode(dialect.answer(model=model, created_at=now(), done=True, done_reason="load", **fields))
+    return _encode(dialect.answer(model=model, created_at=now(), done=True, done_reason=reason, **fields))
 
 
 def now() -> str:

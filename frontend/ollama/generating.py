@@ -1,5 +1,6 @@
 """POST /api/chat and /api/generate"""
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,6 +61,9 @@ class _Said(msgspec.Struct):
 
 
 _SAID = msgspec.json.Decoder(_Said)
+_ZERO = re.compile(rb'\s*"?0+(\.0+)?(ns|us|ms|s|m|h)?"?\s*')
+"""How clients write a time of nothing, as which they ask for the model to be unloaded."""
+
 _NOTHING = (b"", b"null", b'""', b"[]")
 
 
@@ -87,9 +91,10 @@ async def _only_loads(
     decode(decoder, body)
     await service.admit(record)
     name = served_name(said.model, service.model.names)
-    if bytes(said.keep_alive).strip(b' "smh') == b"0":
+    is_unload = _ZERO.fullmatch(said.keep_alive) is not None
+    if is_unload:
         record.warnings.append("keep_alive: no effect, the model stays loaded")
-    return Reply(loaded(dialect, said.model or name))
+    return Reply(loaded(dialect, said.model or name, "unload" if is_unload else "load"))
 
 
 async def _chat_job(

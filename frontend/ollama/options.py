@@ -14,6 +14,7 @@ from penstock.frontend.ollama.schema import OllamaRequest
 from penstock.frontend.schema import SamplingRequest
 from penstock.frontend.validation.chat import thinking_switch
 from penstock.frontend.validation.common import Rules, ValidRequest
+from penstock.frontend.validation.foreign_fields import as_whole, take_foreign_fields
 from penstock.frontend.validation.grammar import check_ending, schema_source
 
 LATEST = ":latest"
@@ -24,12 +25,10 @@ _OF_LOADING = frozenset(
      "use_mlock", "embedding_only", "num_thread", "num_keep", "draft_num_predict")
 )  # fmt: skip
 """Options for loading a model; here that is decided when the server starts."""
-_OF_OFF = frozenset(("mirostat_tau", "mirostat_eta"))
-"""Options that have no effect while their sampler is off."""
 
 
 class Options(msgspec.Struct):
-    """The options that are honoured, and samplers that must be off."""
+    """The options that are honoured, or whose effect is told."""
 
     num_predict: int | None = None
     num_ctx: int | None = None
@@ -43,9 +42,6 @@ class Options(msgspec.Struct):
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: list[str] | str | None = None
-    typical_p: float | None = None
-    tfs_z: float | None = None
-    mirostat: int | None = None
     penalize_newline: bool | None = None
 
 
@@ -59,35 +55,25 @@ def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
         InvalidParameter: one has the wrong type.
         UnsupportedParameter: one asks for a sampler that does not exist here.
     """
-    whole = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in (given or {}).items()
-    }
+    whole = {name: as_whole(value) for name, value in (given or {}).items()}
     try:
         options = msgspec.convert({name: value for name, value in whole.items() if name in _KNOWN}, Options)
     except msgspec.ValidationError as error:
         what, _, path = str(error).rpartition(" - at `")
         field = f"options{path.rstrip('`').removeprefix('$')}"
         raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
-    for name, off in (("typical_p", 1.0), ("tfs_z", 1.0), ("mirostat", 0)):
-        if getattr(options, name) not in (None, off):
-            raise UnsupportedParameter(f"options.{name} is not supported", param=f"options.{name}")
+    warnings = [f"options.{name}: no effect, the model is loaded already" for name in whole if name in _OF_LOADING]
+    others = {name: value for name, value in whole.items() if name not in _OF_LOADING}
+    warnings += take_foreign_fields(options, others, "options.")
     if options.num_predict == 0:
         raise InvalidParameter(
             "options.num_predict must be at least 1, or negative for no limit", param="options.num_predict"
         )
-    warnings = [_warning(name) for name in whole if name not in _KNOWN and name not in _OF_OFF]
     if options.repeat_last_n not in (None, -1):
         warnings.append("options.repeat_last_n: no effect, penalties look at the whole text")
     if options.penalize_newline is False:
         warnings.append("options.penalize_newline: no effect, line breaks are tokens like others")
     return options, warnings
-
-
-def _warning(name: str) -> str:
-    if name in _OF_LOADING:
-        return f"options.{name}: no effect, the model is loaded already"
-    return f"options.{name[:64]}: an unknown option, ignored"
 
 
 def set_sampling(request: SamplingRequest, options: Options) -> None:

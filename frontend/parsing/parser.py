@@ -10,6 +10,7 @@ in the raw text, which includes reasoning and calls.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -188,6 +189,17 @@ def parse_message(output_format: OutputFormat, text: str, finish_reason: str) ->
                 message.calls[part.index].arguments += part.text
     message.finish_reason = parser.end(finish_reason)
     return message
+
+
+@cache
+def takes_in_names(tool_format: ToolFormat, character: str) -> bool:
+    """Whether a tool's name may have this character: whether the format's example with such a name is read back."""
+    name = f"a{character}b"
+    tool = {"type": "function", "function": {"name": name}}
+    tools = ValidTools([tool], frozenset((name,)), True, tool_format)
+    example = tool_format.example.replace("get_weather", name)
+    found = parse_message(OutputFormat(tools=tools, tool_format=tool_format), example, "stop")
+    return [call.name for call in found.calls] == [name]
 
 
 class ReasoningCounter:

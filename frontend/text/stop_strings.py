@@ -1,21 +1,67 @@
 """Finds stop strings in a stream of text pieces, however the text is cut."""
 
+from collections import deque
 
-class StopMatcher:
-    """Finds the stop string that is complete first, and holds back text that may become one.
 
-    There is one Knuth-Morris-Pratt automaton per stop string, fed character by character. Its state is the length of
-    the longest suffix of the text so far that is a prefix of the stop string. Hence the result does not depend on how
-    the text is cut, a character costs O(number of stop strings), and the text to hold back is exactly the longest
-    state. If several stop strings end at the same character, the longest (which begins first) wins.
+class StopStrings:
+    """The automaton of Aho and Corasick over a request's stop strings; all its sequences share it.
+
+    A state stands for the longest end of the text so far that is a beginning of a stop string. So a character costs the
+    same however many stop strings there are.
     """
 
+    __slots__ = ("begins", "depths", "failures", "found", "include_stop", "steps")
+
     def __init__(self, stops: tuple[str, ...], *, include_stop: bool = False) -> None:
+        self.include_stop = include_stop
+        self.steps: list[dict[str, int]] = [{}]  # from each state, by the next character; state 0 is the beginning
+        self.depths = [0]  # the number of characters that each state stands for
+        self.found = [""]  # the longest stop string that ends in each state
+        for stop in stops:
+            self._add(stop)
+        self.failures = [0] * len(self.steps)  # the state of the longest end that another stop string begins with
+        self._link()
+        self.begins = frozenset(self.steps[0])
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self.steps[state].get(character)
+            if following is None:
+                following = self.steps[state][character] = len(self.steps)
+                self.steps.append({})
+                self.depths.append(self.depths[state] + 1)
+                self.found.append("")
+            state = following
+        self.found[state] = stop
+
+    def _link(self) -> None:
+        """Set the failures, of short states first."""
+        steps, failures, found = self.steps, self.failures, self.found
+        waiting = deque(steps[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for character, following in steps[state].items():
+                failure = failures[state]
+                while failure and character not in steps[failure]:
+                    failure = failures[failure]
+                failure = failures[following] = steps[failure].get(character, 0)
+                found[following] = found[following] or found[failure]
+                waiting.append(following)
+
+
+class StopMatcher:
+    """Finds the stop string that is complete first in one text, and holds back text that may become one.
+
+    If several stop strings end at the same character, the longest (which begins first) wins.
+    """
+
+    __slots__ = ("_held", "_state", "_stops")
+
+    def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
-        self._failure = tuple(_failure_function(stop) for stop in stops)
-        self._states = [0] * len(stops)
+        self._state = 0
         self._held = ""
-        self._include_stop = include_stop
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Take the next piece of text.
@@ -23,48 +69,25 @@ class StopMatcher:
         Returns the text that may be shown now, and the stop string that is complete, if any. In that case the rest of
         the text is dropped, and `feed` must not be called again.
         """
-        if not self._held and not any(stop[0] in text for stop in self._stops):
+        stops, state = self._stops, self._state
+        if not state and stops.begins.isdisjoint(text):
             return text, None
+        steps, failures, found = stops.steps, stops.failures, stops.found
         known = self._held + text
-        states = self._states
         for position in range(len(self._held), len(known)):
             character = known[position]
-            longest: str | None = None
-            for index, stop in enumerate(self._stops):
-                state = states[index]
-                while state and stop[state] != character:
-                    state = self._failure[index][state - 1]
-                if stop[state] == character:
-                    state += 1
-                if state == len(stop):
-                    if longest is None or len(stop) > len(longest):
-                        longest = stop
-                    state = self._failure[index][state - 1]
-                states[index] = state
-            if longest is not None:
-                self._held = ""
+            while state and character not in steps[state]:
+                state = failures[state]
+            state = steps[state].get(character, 0)
+            if stop := found[state]:
+                self._held, self._state = "", 0
                 end = position + 1
-                return known[: end if self._include_stop else end - len(longest)], longest
-        num_held = max(states)
-        shown = len(known) - num_held
-        self._held = known[shown:]
+                return known[: end if stops.include_stop else end - len(stop)], stop
+        shown = len(known) - stops.depths[state]
+        self._held, self._state = known[shown:], state
         return known[:shown], None
 
     def flush(self) -> str:
         """The text held back, once it is certain that no more comes."""
-        held, self._held = self._held, ""
-        self._states = [0] * len(self._stops)
+        held, self._held, self._state = self._held, "", 0
         return held
-
-
-def _failure_function(pattern: str) -> tuple[int, ...]:
-    """For each prefix of `pattern`, the length of its longest proper prefix that is also its suffix."""
-    failure = [0] * len(pattern)
-    length = 0
-    for position in range(1, len(pattern)):
-        while length and pattern[position] != pattern[length]:
-            length = failure[length - 1]
-        if pattern[position] == pattern[length]:
-            length += 1
-        failure[position] = length
-    return tuple(failure)

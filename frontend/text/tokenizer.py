@@ -183,6 +183,9 @@ class TextTokenizer:
             if kind == "other"
             else ByteSpelling(tokenizer, is_byte_level=kind == "byte_level", special_ids=special_ids)
         )
+        begins = tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self._added_bos = self.bos_token_id if begins and begins[0] == self.bos_token_id else None
+        """The token that begins every text, if the tokenizer adds it."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
     @property
@@ -208,7 +211,15 @@ class TextTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool, seam: str = "") -> list[int]:
-        """Text to ids, in the calling thread; those of the seam are left out (see `child.py`)."""
+        """Text to ids, in the calling thread; those of the seam are left out (see `child.py`).
+
+        A text that begins with the token that begins texts gets no second one.
+        """
+        ids = self._encode(text, add_special_tokens=add_special_tokens, seam=seam)
+        has_two = add_special_tokens and self._added_bos is not None and ids[:2] == [self._added_bos] * 2
+        return ids[1:] if has_two else ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool, seam: str) -> list[int]:
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not seam:
             return encoding.ids
@@ -217,8 +228,8 @@ class TextTokenizer:
             return [token_id for token_id, piece in zip(encoding.ids, pieces, strict=True) if piece != seam]
         # A token joins the seam with its neighbours, so the parts between seams are tokenized one by one.
         first, *rest = text.split(seam)
-        ids = self.encode(first, add_special_tokens=add_special_tokens)
-        return [*ids, *(i for part in rest for i in self.encode(part, add_special_tokens=False))]
+        ids = self._encode(first, add_special_tokens=add_special_tokens, seam="")
+        return [*ids, *(i for part in rest for i in self._encode(part, add_special_tokens=False, seam=""))]
 
     async def encode_all(self, texts: list[str], *, add_special_tokens: bool, seam: str = "") -> list[list[int]]:
         """Texts to ids, off the event loop."""

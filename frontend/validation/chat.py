@@ -23,14 +23,17 @@ from penstock.frontend.validation.common import (
     validate_common,
     without_collecting,
 )
+from penstock.frontend.validation.functions import asks_for_functions, validate_functions, with_tool_messages
 from penstock.frontend.validation.tools import validate_tools
 
-MAX_MESSAGES = 2048
-MAX_TOOL_CALLS = 128
+MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 1024
+"""Limit for one message."""
+
 MAX_ARGUMENT_NUMBERS = 65_536
 """Limit for the arguments of all past calls together."""
 
-MAX_TEMPLATE_VARIABLES = 32
+MAX_TEMPLATE_VARIABLES = 128
 
 _FIELD = "chat_template_kwargs"
 _THINKING = ("enable_thinking", "thinking")
@@ -65,6 +68,7 @@ class ValidChat:
     conversation: ValidConversation
     tools: ValidTools | None
     include_reasoning: bool
+    has_functions: bool = False  # the tools were sent as functions, and are answered as such
 
 
 def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | None) -> ValidChat:
@@ -91,7 +95,10 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
         note = "store: no effect, chat completions are not stored; /v1/responses stores responses"
         common = replace(common, warnings=(*common.warnings, note))
     tools = None
-    if request.tools is not None or request.tool_choice is not None:
+    has_functions = asks_for_functions(request)
+    if has_functions:
+        tools = validate_functions(request, template, rules)
+    elif request.tools is not None or request.tool_choice is not None:
         parallel = request.parallel_tool_calls
         tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules)
     if tools is not None and tools.warnings:
@@ -111,6 +118,7 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
         ),
         tools=tools,
         include_reasoning=request.include_reasoning is not False,
+        has_functions=has_functions,
     )
 
 
@@ -139,6 +147,7 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
+    messages = with_tool_messages(messages)
     images: list[ImageSource] = []
     unread: dict[str, None] = {}
     chat = [

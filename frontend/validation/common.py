@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import msgspec
 
@@ -34,15 +33,21 @@ from penstock.frontend.validation.tokens import (
 )
 from penstock.ipc.messages import Pooling, Sampling
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 256
+MAX_STOP_STRINGS = 1024
+MAX_STOP_CHARACTERS = 16_384
+"""Limit for all stop strings together: the time to prepare them, about ten milliseconds."""
+
 LEAST_PENALTY = 1e-6
 """Logits are divided by the repetition penalty, and must stay finite."""
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
-MAX_CACHE_SALT = 128
+"""As many as the GPU's rows have places for; more would need another kernel."""
+
+MAX_CACHE_SALT = 512
 MAX_LOGPROBS = 20
+"""The largest number that the GPU's kernel is compiled for when the server starts."""
+
 MAX_DRAFTS = 64
 MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
@@ -232,6 +237,9 @@ def validate_common(
             f"min_tokens ({min_tokens}) exceeds {max_tokens_field} ({max_tokens})", param="min_tokens"
         )
     temperature = number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
+    top_p = number("top_p", request.top_p, defaults.top_p, 0.0, 1.0)
+    if top_p == 0.0:  # only the most likely token is left
+        temperature, top_p = 0.0, 1.0
     top_k = integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
     stop_token_ids = request.stop_token_ids or []
     if stop_token_ids:
@@ -241,7 +249,7 @@ def validate_common(
     sampling = Sampling(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=0 if top_k < 1 or top_k >= rules.vocab_size else top_k,
-        top_p=number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
+        top_p=top_p,
         min_p=number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
         repetition_penalty=number(
             "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, LEAST_PENALTY, 100.0
@@ -346,45 +354,16 @@ def check_text_size(field: str, text: str, rules: Rules) -> None:
         )
 
 
-_OFF: dict[str, tuple[Any, ...]] = {
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "repeat_penalty": (1.0,),
-    "top_n_sigma": (0, -1),
-    "options": ({},),
-    **dict.fromkeys(("functions", "documents", "mcp_servers"), ([],)),
-    "format": ("",),
-    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1.0,)),
-    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
-    **dict.fromkeys(("top_a", "smoothing_factor"), (0,)),
-}
-"""Values of unsupported fields that have no effect, and are accepted like null and false."""
-
-
 @cache
 def _unsupported_fields(request_type: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(request_type) if field.type == Unsupported)
 
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
-    """Refuse fields that are known but unsupported: ignoring them would mislead the client."""
+    """Refuse a route's own fields that are known but unsupported: ignoring them would mislead the client."""
     for field in _unsupported_fields(type(request)):
-        value = getattr(request, field)
-        if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
-            continue
-        instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
-        raise UnsupportedParameter(f"{field} is not supported{instead}", param=field)
-
-
-_INSTEAD = {
-    "n_predict": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "stop_regex": "stop",
-    "format": "response_format",
-    "options": "the fields of this API",
-}
-"""Unsupported field -> the field of this API that does the same, or nearly the same."""
+        if getattr(request, field) not in (None, False, "", [], {}):
+            raise UnsupportedParameter(f"{field} is not supported", param=field)
 
 
 def _best_of(request: SamplingRequest, n: int, max_n: int) -> int:
@@ -437,7 +416,7 @@ def number(
 
 
 def _seed(seed: int | None) -> int:
-    if seed is None:
+    if seed is None or seed == -1:  # other engines' clients send -1 for none
         return DRAWS.get().getrandbits(63)
     if not -(2**63) <= seed < 2**64:
         raise InvalidParameter("seed must fit into 64 bits", param="seed")
@@ -450,6 +429,11 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
         raise InvalidParameter(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stops)}", param="stop")
     if stops:
         check_texts("stop", stops, MAX_STOP_CHARACTERS)
+        num_characters = sum(map(len, stops))
+        if num_characters > MAX_STOP_CHARACTERS:
+            raise InvalidParameter(
+                f"stop may hold at most {MAX_STOP_CHARACTERS} characters together, got {num_characters}", param="stop"
+            )
     return tuple(dict.fromkeys(stops))
 
 

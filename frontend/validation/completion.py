@@ -14,8 +14,6 @@ from penstock.frontend.validation.common import (
 )
 from penstock.frontend.validation.tokens import check_token_ids
 
-MAX_PROMPTS = 128
-
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's `max_tokens` for the older completions endpoint."""
 
@@ -47,7 +45,7 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
     )
     if request.prompt is None:
         raise InvalidParameter("prompt is required", param="prompt")
-    prompts = valid_prompts("prompt", request.prompt, rules, MAX_PROMPTS)
+    prompts = valid_prompts("prompt", request.prompt, rules)
     if request.suffix:
         check_text_size("suffix", request.suffix, rules)
         if not isinstance(prompts[0], str):
@@ -65,16 +63,19 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
 
 
 def valid_prompts(
-    field: str, prompt: str | list[str | int | list[int]], rules: Rules, most: int
+    field: str, prompt: str | list[str | int | list[int]], rules: Rules, most: int | None = None
 ) -> list[str] | list[list[int]]:
-    """Check a field that is a string, a list of strings, token ids, or a list of token id lists."""
+    """Check a field that is a string, a list of strings, token ids, or a list of token id lists.
+
+    Without `most`, there may be as many as --max-request-seqs allows, which is checked before they are tokenized.
+    """
     if isinstance(prompt, str):
         check_text_size(field, prompt, rules)
         return [prompt]
     if not prompt:
         raise InvalidParameter(f"{field} is empty", param=field)
     kind = type(prompt[0])
-    if kind is not int and len(prompt) > most:
+    if most is not None and kind is not int and len(prompt) > most:
         raise InvalidParameter(f"{field} may hold at most {most} {field}s, got {len(prompt)}", param=field)
     if len(set(map(type, prompt))) > 1:
         index = next(i for i, part in enumerate(prompt) if type(part) is not kind)

@@ -4,8 +4,10 @@ from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import Sampling
 
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_CHARACTERS = 128
+MAX_BAD_WORDS = 512
+"""Each is two sequences of tokens, with and without a space before it, of which the engine takes 1,024."""
+
+MAX_BAD_WORD_CHARACTERS = 256
 MAX_ALLOWED_TOKEN_IDS = 4096
 
 

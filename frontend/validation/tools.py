@@ -1,18 +1,20 @@
 """Checks of tools and of tool_choice. See `common.py`."""
 
-import re
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.parsing.parser import ValidTools
+from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.parser import ValidTools, takes_in_names
 from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.validation.common import Rules
+from penstock.frontend.validation.common import Rules, check_text_size
 from penstock.frontend.validation.custom_tools import CustomTools
 
-MAX_TOOLS = 128
-MAX_DESCRIPTION_CHARACTERS = 32768
+MAX_TOOLS = 1024
+MAX_NAME_CHARACTERS = 256
+"""As many as the parsers of calls read."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NOT_IN_NAMES = frozenset("\"'`\\<>")
+"""Characters that end a name, or start an escape, in most models' formats for calls."""
 
 ToolChoice = str | dict[str, Any]
 
@@ -46,10 +48,13 @@ def validate_tools(
         raise InvalidParameter(f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
     customs = CustomTools()
     functions = [_function(f"tools[{index}]", tool, customs) for index, tool in enumerate(tools)]
-    names = [str(tool["function"]["name"]) for tool in functions]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidParameter(f"tools: {twice!r} is listed twice", param="tools")
+    names: dict[str, None] = {}
+    for index, (tool, function) in enumerate(zip(tools, functions, strict=True)):
+        name = str(function["function"]["name"])
+        _check_for_format(f"tools[{index}].{tool['type']}", function["function"], tool_format, rules)
+        if name in names:
+            raise InvalidParameter(f"tools: {name!r} is listed twice", param="tools")
+        names[name] = None
     if choice == "none":
         return None
     unknown = next((name for name in wanted if name not in names), None)
@@ -131,7 +136,7 @@ def _tool_name(tool: Any) -> str | None:
         return None
     named = tool.get(kind, tool)
     name = named.get("name") if isinstance(named, dict) else None
-    return name[:64] if isinstance(name, str) else None
+    return name[:MAX_NAME_CHARACTERS] if isinstance(name, str) else None
 
 
 def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[str, Any]:
@@ -146,22 +151,46 @@ def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[st
     return tool if kind == "function" else customs.as_function(field, described)
 
 
+def _check_for_format(field: str, function: dict[str, Any], tool_format: ToolFormat, rules: Rules) -> None:
+    """Whether the model can be shown this function, and its calls can be read back."""
+    check_text_size(f"{field}.description", function.get("description") or "", rules)
+    name = str(function["name"])
+    if _is_plain(name):
+        return
+    for character in dict.fromkeys(name):
+        # Beyond ASCII, formats tell only letters from signs.
+        tried = character if character.isascii() else "\u00e9" if character.isalnum() else "\u2022"
+        if not takes_in_names(tool_format, tried):
+            raise InvalidParameter(
+                f"{field}.name: this model's format for calls ({tool_format.name}) has no place for {character!r} in a "
+                "name",
+                param=f"{field}.name",
+            )
+
+
 def check_function(field: str, function: dict[str, Any]) -> None:
     """Check a function's name, description, parameters and `strict`."""
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS or not _is_name(name):
         raise InvalidParameter(
-            f"{field}.name must have 1 to 64 letters, digits, '_', '-' or '.'", param=f"{field}.name"
+            f"{field}.name must have 1 to {MAX_NAME_CHARACTERS} characters, without control characters, quotes, "
+            "backslashes, '<' and '>'",
+            param=f"{field}.name",
         )
-    description = function.get("description")
-    if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARACTERS):
-        raise InvalidParameter(
-            f"{field}.description must be a string of at most {MAX_DESCRIPTION_CHARACTERS} characters",
-            param=f"{field}.description",
-        )
+    if not isinstance(function.get("description"), str | None):
+        raise InvalidParameter(f"{field}.description must be a string", param=f"{field}.description")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidParameter(f"{field}.parameters: expected an object, a JSON schema", param=f"{field}.parameters")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParameter(f"{field}.strict: expected a boolean", param=f"{field}.strict")
+
+
+def _is_name(name: str) -> bool:
+    return _is_plain(name) or (name.isprintable() and bool(name.strip()) and _NOT_IN_NAMES.isdisjoint(name))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether every format can write the name: letters, digits, `_`, `-` and `.`."""
+    return name.isascii() and name.replace("_", "").replace("-", "").replace(".", "a").isalnum()

@@ -25,6 +25,7 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+OLLAMA_PORT = 11434
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -71,13 +72,23 @@ def is_served(options: FrontendOptions) -> bool:
 
 
 async def page(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /: the page for a browser, a list of routes for others."""
-    wants = any("text/html" in value for value in record.headers.get("accept", ()))
-    if not (wants and is_served(service.config.frontend)):
+    """GET /: the page for a browser, Ollama's own words for its clients, a list of routes for others."""
+    accepted = ",".join(record.headers.get("accept", ()))
+    if "text/html" not in accepted and _takes_for_ollama(record, accepted):
+        return Reply(b"Ollama is running", 200, "text/plain; charset=utf-8", {"Vary": "Accept, User-Agent"})
+    if not ("text/html" in accepted and is_served(service.config.frontend)):
         return await index(service, record, body)
     reply = _reply(files()["index.html"], record)
     reply.headers["Vary"] = "Accept"
     return reply
+
+
+def _takes_for_ollama(record: RequestRecord, accepted: str) -> bool:
+    """Whether a client looks for Ollama: by its name, or by the port where it asks for anything but JSON."""
+    if any("ollama" in value.lower() for value in record.headers.get("user-agent", ())):
+        return True
+    is_its_port = any(value.endswith(f":{OLLAMA_PORT}") for value in record.headers.get("host", ()))
+    return "application/json" not in accepted and (is_its_port or accepted.startswith("text/plain"))
 
 
 async def file(service: Service, record: RequestRecord, body: bytes) -> Reply:

@@ -95,7 +95,7 @@ class SchedulerOptions(Options, frozen=True):
     ] = "continuous"
     batch_size: Annotated[
         int,
-        Meta(description="Most sequences of a batch, unless --batching is continuous. 0: as many as rows.", ge=0),
+        Meta(description="Most sequences of a batch, if --batching is not continuous. 0: as many as rows.", ge=0),
     ] = 0
     batch_wait_ms: Annotated[
         int,

@@ -8,6 +8,9 @@ from penstock.frontend.draws import DRAWS
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.rules import Function, Rules, regex, repeated, sequence
 
+ID_PREFIX = "call_"
+"""Begins the ids of calls that have none of the model's own."""
+
 Schemas = Mapping[str, Any]
 """The JSON schema of each offered tool's arguments, by its name."""
 
@@ -47,7 +50,7 @@ class ToolFormat:
 
     def make_id(self) -> str:
         """An id for a call to which the model has given none."""
-        return "call_" + DRAWS.get().randbytes(12).hex()
+        return ID_PREFIX + DRAWS.get().randbytes(12).hex()
 
     def written(self, calls: list[Any]) -> str:
         """Past calls as the model writes them, for templates that show none; empty if the format has no such template.

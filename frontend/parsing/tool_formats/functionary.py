@@ -7,7 +7,7 @@ from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.calls.json_calls import read_arguments
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, regex, sequence
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
+_NAME = re.compile(r"[\w./:@\-]{0,256}")
 
 
 class FunctionaryV31(ToolFormat):

@@ -8,7 +8,7 @@ from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.calls.literals import Notation, literal_rule, read_members
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
 
-_NAME = re.compile(r"[A-Za-z0-9_.:\-]{0,256}")
+_NAME = re.compile(r"[\w./:@\-]{0,256}")
 
 
 class Gemma4(ToolFormat):

@@ -12,7 +12,7 @@ from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
 from penstock.frontend.parsing.tool_formats.json_blocks import JsonArrays, read_known_objects
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
+_NAME = re.compile(r"[\w./:@\-]{0,256}")
 
 
 class Mistral(JsonArrays):

@@ -11,7 +11,7 @@ from penstock.frontend.parsing.calls.values import OF_OBJECTS, ArgumentWriter, r
 from penstock.frontend.parsing.tool_formats.json_blocks import beginning_of_object, read_bare_objects
 from penstock.frontend.text.call_style import functions_of
 
-_NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
+_NAME = re.compile(r"[\w./:@\-]{0,256}")
 _ARGUMENT = re.compile(r"[^\s=,(){}\[\]'\"]{0,512}")
 """An argument's name, or a number or word in its place. Schemas also have names that Python has not: `$filter`."""
 _BETWEEN = " \t\r\n,"

@@ -8,8 +8,8 @@ from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.json_calls import read_arguments
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, repeated, sequence
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
-_ID = re.compile(r"[A-Za-z0-9_.:\-]{0,300}")
+_NAME = re.compile(r"[\w./:@\-]{0,256}")
+_ID = re.compile(r"[\w./:@\-]{0,300}")
 
 
 class Sections(ToolFormat):
@@ -127,10 +127,12 @@ class KimiK2(Sections):
         yield from block.skip()
         yield from block.expects(self.inner)
         yield from block.skip()
-        name = call_id.partition(":")[0].removeprefix("functions.")
+        name, _, number = call_id.rpartition(":")
+        has_number = bool(name) and number.isdecimal()
+        name = (name if has_number else call_id).removeprefix("functions.")
         if not name:
             raise NoCallError
-        yield from read_arguments(block, name, call_id if ":" in call_id else "")
+        yield from read_arguments(block, name, call_id if has_number else "")
 
     def call_rule(self, rules: Rules, function: Function) -> str:
         number = sequence(quoted(f"functions.{function.name}:"), "/[0-9]+/")
@@ -170,5 +172,5 @@ class SolarOpen(Sections):
         yield from read_arguments(block, name, call_id)
 
     def call_rule(self, rules: Rules, function: Function) -> str:
-        call_id, name = "/[A-Za-z0-9_.:\\-]+/", quoted(function.name)
+        call_id, name = r"/[A-Za-z0-9_.:\/@\-]+/", quoted(function.name)
         return sequence(call_id, rules.mark(self._name), name, rules.mark(self.inner), rules.json(function.arguments))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import client_key, load_api_keys
 from penstock.core.config.flags import flags
 from penstock.core.config.foreign_flags import FOREIGN_FLAGS, unknown_variables, without_foreign_flags
+from penstock.core.config.foreign_tables import VALUES
 
 
 def penstock(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
@@ -173,6 +175,15 @@ def test_foreign_flags_are_not_ours() -> None:
         (["serve", "--swap-space", "0", "m"], ["serve", "m"]),
         (["serve", "--swap-space=0", "m"], ["serve", "m"]),
         (["serve", "--enable-chunked-prefill", "m"], ["serve", "m"]),
+        (["serve", "-fa", "m"], ["serve", "m"]),
+        (["serve", "-fa", "on", "-n", "-1", "m"], ["serve", "m"]),
+        (["serve", "--jinja", "--metrics", "-cb", "m"], ["serve", "m"]),
+        (
+            ["serve", "--dtype", "half", "--reasoning-parser=deepseek_r1", "m"],
+            ["serve", "--dtype", "float16", "--reasoning-parser=think", "m"],
+        ),
+        (["serve", "--tool_call_parser", "qwen3_xml", "m"], ["serve", "--tool_call_parser", "qwen3_coder", "m"]),
+        (["serve", "--tool-call-parser", "hermes", "--dtype"], ["serve", "--tool-call-parser", "hermes", "--dtype"]),
     ],
 )
 def test_what_is_done_anyway_may_be_asked_for(arguments: list[str], left: list[str]) -> None:
@@ -219,6 +230,20 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
 )
 def test_the_key_of_all_clients(variables: dict[str, str], key: str) -> None:
     assert client_key(variables) == key
+
+
+def test_values_of_other_engines_have_names_here() -> None:
+    ours = {flag.name: get_args(flag.type) for flag in flags()}
+    for option, values in VALUES.items():
+        assert set(values.values()) <= set(ours[option])
+        assert not set(values) & set(ours[option])
+
+
+def test_a_batch_size_without_batches_is_refused() -> None:
+    code, _, said = penstock("serve", "m", "--batch-size", "2048")
+    assert code == 2
+    assert "--batching" in said
+    assert "--max-num-batched-tokens" in said
 
 
 def test_a_secret_is_not_repeated() -> None:

@@ -53,7 +53,7 @@ def test_every_field_arrives(live: LiveServer) -> None:
         presence_penalty=-1,
         frequency_penalty=1,
         logit_bias={"5": -100, "007": 2.5},
-        seed=-1,
+        seed=-2,
         stop_token_ids=[9, 2, 9],
         priority=-3,
         cache_salt="tenant a",
@@ -72,7 +72,7 @@ def test_every_field_arrives(live: LiveServer) -> None:
         presence_penalty=-1.0,
         frequency_penalty=1.0,
         logit_bias=((5, -100.0), (7, 2.5)),
-        seed=2**63 - 1,
+        seed=2**63 - 2,
         stop_token_ids=(2, 0, 9),
         max_drafts=2,
     )

@@ -220,8 +220,8 @@ def test_results_without_calls_cost_little() -> None:
     results = [{"role": "tool", "tool_call_id": Id("none")} for _ in range(500)]
     chat_messages([{"role": "assistant", "tool_calls": calls}, *results], "m", None)
     assert num_compared < 5000
-    with pytest.raises(InvalidParameter, match="at most 2048 messages, got 3000"):
-        chat_messages(HELLO * 3000, "m", None)
+    with pytest.raises(InvalidParameter, match="at most 4096 messages, got 5000"):
+        chat_messages(HELLO * 5000, "m", None)
 
 
 def test_a_call_that_is_cut_is_not_told_of(client: ollama.Client, live: LiveServer) -> None:
@@ -337,8 +337,9 @@ def test_generating(client: ollama.Client, live: LiveServer) -> None:
 
 @pytest.mark.parametrize("keep_alive", [None, 0, "5m", -1])
 def test_asking_for_nothing_but_the_model(client: ollama.Client, live: LiveServer, keep_alive: Any) -> None:
-    assert client.generate("alias", keep_alive=keep_alive).done_reason == "load"
-    assert client.chat("alias", keep_alive=keep_alive).done_reason == "load"
+    reason = "unload" if keep_alive == 0 else "load"
+    assert client.generate("alias", keep_alive=keep_alive).done_reason == reason
+    assert client.chat("alias", keep_alive=keep_alive).done_reason == reason
     assert not live.scheduler.added
 
 
@@ -357,6 +358,13 @@ def test_what_is_told_of_the_model(client: ollama.Client, live: LiveServer) -> N
     assert "temperature" in (shown.parameters or "")
     for path in ("/", "/api/tags", "/api/version"):  # how clients ask whether it is there
         assert send(live, "HEAD", path).status == 200
+    of_ollama = {"Host": "localhost:11434"}
+    for headers in ({"User-Agent": "ollama/0.12.0 (amd64 linux)"}, of_ollama, {"Accept": "text/plain"}):
+        answer = send(live, "GET", "/", None, **headers)
+        assert (answer.text, answer.headers["content-type"]) == ("Ollama is running", "text/plain; charset=utf-8")
+        assert send(live, "HEAD", "/", None, **headers).status == 200
+    assert "routes" in send(live, "GET", "/", None, **of_ollama, Accept="application/json").json()
+    assert send(live, "GET", "/", None, **of_ollama, Accept="text/html").text.startswith("<!doctype html>")
     version = get(live, "/api/version").json()["version"]
     assert all(part.isdigit() for part in version.split("."))  # Open WebUI compares them
 

@@ -37,7 +37,7 @@ def test_it_is_made_of_the_structs(document: dict[str, Any]) -> None:
     assert schemas["EmbeddingRequest"]["required"] == ["input"]
     assert schemas["InfillRequest"]["required"] == ["input_prefix", "input_suffix"]
     assert schemas["ChatRequest"]["properties"]["max_completion_tokens"]["anyOf"][0] == {"type": "integer"}
-    assert "Not supported" in schemas["CompletionRequest"]["properties"]["prompt_embeds"]["description"]
+    assert "Not supported" in schemas["InfillRequest"]["properties"]["best_of"]["description"]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_thinking_text_and_two_calls(live: LiveServer, per_step: int) -> None:
         e["content_block"]["id"] for k, e in told if k == "content_block_start" and "id" in e["content_block"]
     ]
     assert first != second
+    assert first.startswith("toolu_")
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
     details = {"thinking_tokens": num_tokens(live, THOUGHT.rstrip()) - 1}
     assert told == [
@@ -175,7 +176,7 @@ def test_the_length_limits(live: LiveServer) -> None:
     live.says(TEXT * 9)
     assert stream(live, max_tokens=2)[-2][1]["delta"]["stop_reason"] == "max_tokens"
     live.says("a" * 4096)
-    for max_tokens in (100_000, -1):
+    for max_tokens in (100_000, 2**31 - 1):
         last = stream(live, max_tokens=max_tokens)[-2][1]
         assert last["delta"]["stop_reason"] == "model_context_window_exceeded"
 

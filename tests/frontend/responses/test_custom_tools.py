@@ -205,7 +205,7 @@ def test_grammars_are_enforced_up_to_a_limit() -> None:
     ("tool", "param"),
     [
         ({"type": "custom"}, "name"),
-        ({**EDIT, "name": "a b"}, "name"),
+        ({**EDIT, "name": "a<b"}, "name"),
         ({**EDIT, "description": 5}, "description"),
         ({**EDIT, "format": "text"}, "format.type"),
         ({**EDIT, "format": {"type": "json"}}, "format.type"),

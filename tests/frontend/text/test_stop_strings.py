@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.frontend.text.stop_strings import StopMatcher
+from penstock.frontend.text.stop_strings import StopMatcher, StopStrings
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import chat, chat_text, complete, completion_text, events
 from tests.frontend.live_server import LiveServer
 
 
 def run(pieces: list[str], stops: tuple[str, ...], include_stop: bool = False) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops, include_stop=include_stop)
+    matcher = StopMatcher(StopStrings(stops, include_stop=include_stop))
     shown = ""
     for piece in pieces:
         visible, stop = matcher.feed(piece)
@@ -55,7 +55,7 @@ def test_any_cut_gives_the_oracles_result(text: str, stops: list[str], borders: 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text("ab", max_size=30), stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3))
 def test_nothing_is_held_back_without_need(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(tuple(stops))
+    matcher = StopMatcher(StopStrings(tuple(stops)))
     shown = ""
     for position, character in enumerate(text, start=1):
         visible, stop = matcher.feed(character)
@@ -69,12 +69,32 @@ def test_nothing_is_held_back_without_need(text: str, stops: list[str]) -> None:
         assert len(held) == max(could_begin, default=0)
 
 
-def test_worst_case_is_cheap() -> None:
-    """16 stop strings of 256 characters that all nearly match: a few microseconds a character."""
-    stops = tuple("a" * 200 + chr(ord("b") + i) * 56 for i in range(16))
-    matcher = StopMatcher(stops)
-    shown = "".join(matcher.feed("a" * 4)[0] for _ in range(1000))
-    assert shown == "a" * (4000 - 200)
+class _CountedSteps(dict[str, int]):
+    """Counts how often a state is left."""
+
+    num_looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        type(self).num_looks += 1
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        type(self).num_looks += 1
+        return super().__contains__(key)
+
+
+def test_a_character_costs_the_same_with_many_stop_strings() -> None:
+    """Strings that all nearly match, many times over: a few look-ups a character with one or a thousand."""
+    counts = []
+    for num_stops in (1, 1000):
+        strings = StopStrings(tuple("a" * 24 + chr(ord("b") + i) * 2 for i in range(num_stops)))
+        strings.steps = [_CountedSteps(steps) for steps in strings.steps]
+        matcher = StopMatcher(strings)
+        _CountedSteps.num_looks = 0
+        shown = "".join(matcher.feed("a" * 4)[0] for _ in range(1000))
+        assert shown == "a" * (4000 - 24)
+        counts.append(_CountedSteps.num_looks)
+    assert counts[0] == counts[1] < 4 * 4000
 
 
 def test_across_tokens_and_chunks(live: LiveServer) -> None:
