@@ -59,6 +59,8 @@ class Child:
         self._silent_seconds = 0.0
         self.process: Running | None = None
         self.is_ready = asyncio.Event()
+        self.is_starting = False
+        """Whether it may run already, though `pids` does not have it yet."""
         self.is_alone = False
         """Whether it last reported that it has no worker (the scheduler)."""
         self.on_hung: Callable[[int], None] = lambda pid: None
@@ -74,7 +76,11 @@ class Child:
         arguments = [*self._arguments, *(["--replaces", "1"] if self._num_starts else [])]
         if self._spare is not None and not self._num_starts:
             await self._spare.until_imported()
-        self.process = await self._fork(arguments) or await self._spawn(arguments)
+        self.is_starting = True
+        try:
+            self.process = await self._fork(arguments) or await self._spawn(arguments)
+        finally:
+            self.is_starting = False
         self._num_starts += 1
 
     async def _fork(self, arguments: list[str]) -> Running | None:

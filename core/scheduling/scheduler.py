@@ -349,6 +349,8 @@ class Scheduler:
     @property
     def wakes_at(self) -> float:
         """When `schedule` may have something to compute even if nothing else happens, by its clock; or inf."""
+        if self.is_on_trial:
+            return inf  # the trial's end comes first
         return min((each.wakes_at for each in (self.batches, *self._movers) if each is not None), default=inf)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:

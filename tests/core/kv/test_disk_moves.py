@@ -6,6 +6,7 @@ that somebody else has, changes every token after it.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import msgspec
@@ -190,6 +191,26 @@ def test_a_slow_disk_is_not_waited_for() -> None:
     settle(driver)
     driver.check_idle()
     assert run_alone(driver, "later", prompt) == 48
+
+
+def test_a_trial_is_waited_for_without_a_timer() -> None:
+    """Meanwhile no step may run: a deadline that has passed must not wake the scheduler again and again."""
+    driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
+    prompt = list(range(50))
+    run_alone(driver, "first", prompt)
+    disk, scheduler = restarted(driver), driver.scheduler
+    scheduler.grammars.trials.suspect("g")
+    driver.add(make_request("again", prompt, 2))
+    driver.add(make_request("tried", [900, 901], 2, grammar="g"))
+    assert driver.schedule() is None
+    assert scheduler.is_on_trial
+    driver.now = disk.wakes_at + 1.0
+    assert driver.schedule() is None
+    assert disk.wakes_at < driver.now
+    assert scheduler.wakes_at == inf
+    driver.run()
+    assert disk.totals.num_given_up == 1
+    assert {name for name, _ in driver.finished} >= {"again", "tried"}
 
 
 def test_the_patience_is_the_time_of_computing() -> None:
