@@ -29,6 +29,7 @@ from penstock.core.engine.roles import Roles
 from penstock.core.engine.stats import stats_of
 from penstock.core.engine.worker_group import WorkerGroup
 from penstock.core.policies.registry import make_policy
+from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.reasons import late_reasons, list_requests
 from penstock.core.scheduling.scheduler import Refusal, Scheduler, UnexpectedResultError
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Culprits, suspect_ids
@@ -381,16 +382,13 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not scheduler.in_flight and not scheduler.is_on_trial:
+            if not scheduler.in_flight and not scheduler.trials.is_under_way:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=observers.want_records)
             if scheduler.ended:
                 for owner, deltas in scheduler.take_ended().items():
                     self._tell(owner, deltas)
-            if scheduler.grammars.messages and not all(map(self.workers.send, scheduler.grammars.take_messages())):
-                return
-            images = scheduler.images
-            if images is not None and images.messages and not all(map(self.workers.send, images.take_messages())):
+            if has_orders(scheduler) and not all(map(self.workers.send, take_orders(scheduler))):
                 return
             if step is None:
                 self._send_moves(scheduler)
@@ -444,7 +442,7 @@ class Engine:
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
             at = self._scheduler
-            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.grammars, at.images)
+            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.trials)
             return EngineNotReady("no worker is connected", suspects, self._is_draining)
         return replace(
             engine_ready(hello, self._config.scheduler),
