@@ -144,7 +144,7 @@ class Child:
     def kill_if_silent(self, passed: float, patience: float) -> None:
         """Kill it if it has been silent for more than `patience` seconds; `passed` is as for `silent_for`."""
         if self.silent_for(passed) > patience:
-            log.error("is silent, killing it", child=self.name)
+            log.error("process unresponsive, killing", child=self.name)
             self.signal(signal.SIGKILL)
 
     # --- its end ------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class Spare:
             async with asyncio.timeout(_FORK_SECONDS):
                 return Forked(await started)
         except (TimeoutError, OSError) as error:
-            log.warning("the spare does not answer", child=name, error=repr(error))
+            log.warning("spare unresponsive", child=name, error=repr(error))
         finally:
             os.close(config_fd)
         if self._turn is turn:  # it may have been replaced meanwhile
@@ -171,7 +171,7 @@ class Spare:
         try:
             self._running = await spawn(self._module, self._config, pipe, arguments, [theirs.fileno()])
         except OSError as error:
-            log.warning("no spare process can be started", reason=str(error))
+            log.warning("spare not started", reason=str(error))
             ours.close()
             pipe.close()
         else:

@@ -98,7 +98,7 @@ class Supervisor:
             await self._spare.end()
         await asyncio.gather(*(engine.end(self._hurry) for engine in self.engines))
         shared_files.clear_leftovers()
-        log.info("stopped", exit_code=self.exit_code)
+        log.info("server stopped", exit_code=self.exit_code)
         return self.exit_code
 
     def stop(self) -> None:
@@ -152,7 +152,7 @@ class Supervisor:
             self._give_up(code)
             return
         await engine.end(self._hurry)
-        log.error("the other engines go on without it", engine=engine.number)
+        log.error("engine given up", engine=engine.number)
 
     def _give_up(self, code: int) -> None:
         self.exit_code = code

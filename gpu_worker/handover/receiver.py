@@ -391,4 +391,4 @@ class Receiver:
         try:
             link.socket.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            log.warning("the other worker does not read", address=link.source.address)
+            log.warning("KV peer not reading", address=link.source.address)

@@ -179,7 +179,7 @@ class ModelRunner:
         moves = None
         if self._drafter.traits.guesses_trees:
             if reason := why_no_trees(self._model.config):
-                log.warning("chains of tokens are guessed instead of trees", reason=reason)
+                log.warning("tree drafts unavailable, using chains", reason=reason)
             else:
                 moves = Moves(self._state, self._kv, self._device)
         self._drafts.draft_with(self._drafter, moves)

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from penstock.ipc.faults import FAULTS, ONCE
+from penstock.ipc.faults import FAULTS
 from tests.e2e.servers import Server, serving
 from tests.e2e.test_images import URLS, Seeing, messages, seeing
 from tests.faults.streams import Told, client, told
@@ -64,16 +64,20 @@ async def deaths_beside(
 
 
 async def test_what_ends_workers_is_found_at_the_second_death(seeing: Seeing) -> None:
-    """One server: an image behind another new one, then a grammar."""
-    async with serving(seeing.folder, *FLAGS, **{FAULTS: f"{ENDS},worker.grammar:kill"}) as server, client() as http:
+    """One server: an image behind another new one, then a grammar. Drafters fail meanwhile, and end nobody."""
+    faults = f"{ENDS},worker.grammar:kill,worker.draft:raise@20"
+    drafts = ("--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3}))
+    async with serving(seeing.folder, *FLAGS, *drafts, **{FAULTS: faults}) as server, client() as http:
         expected = await tell_all(http, server)
+        assert "injected at worker.draft" in (await server.logged("drafter disabled"))["reason"]
+        await server.settled(http)
+        assert [value for _, value in await server.labelled(http, "penstock_drafter_failed")] == [1]
+        assert num_deaths(server) == 0
         poison = {"messages": messages(*URLS)}
         assert await deaths_beside(http, server, expected, **poison) == ("request_ends_workers", 2)
-        assert await deaths_beside(http, server, expected, messages=messages(URLS[0])) == ("", 0), (
-            "the first is innocent"
-        )
-        grammar = {"messages": messages(URLS[0]), "response_format": {"type": "json_schema", "json_schema": {}}}
-        grammar["response_format"]["json_schema"] = {"name": "n", "schema": SCHEMA}  # type: ignore[call-overload,index]
+        assert await deaths_beside(http, server, expected, messages=messages(URLS[0])) == ("", 0), "it is innocent"
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+        grammar = {"messages": messages(URLS[0]), "response_format": form}
         assert await deaths_beside(http, server, expected, **grammar) == ("request_ends_workers", 2)
         await server.settled(http)
 
