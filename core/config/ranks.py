@@ -120,7 +120,5 @@ def of_group(number: int, config: Config) -> Rank:
     if not 0 <= number < num_ranks:
         raise ConfigError(f"--rank {number}: this engine has {num_ranks} workers, counted from 0")
     if num_ranks > 1 and not config.ipc.rendezvous_address:
-        raise ConfigError(
-            "--rendezvous-address (or --runtime-dir) says where the workers of an engine meet; it is missing"
-        )
+        raise ConfigError("give --rendezvous-address or --runtime-dir: where the workers of an engine meet")
     return Rank(number, num_ranks)

@@ -317,7 +317,7 @@ class BodyReader:
                 if num_bytes > max_bytes:
                     raise _too_large(max_bytes, "more")
                 if self._num_held > MAX_HELD_BODIES * max_bytes:
-                    raise Unavailable("too many large bodies are being received", retry_after=_RETRY_SECONDS)
+                    raise Unavailable("too many large request bodies in flight; retry", retry_after=_RETRY_SECONDS)
                 if size is not None:
                     size.feed(piece)
         except TooManyValuesError as error:

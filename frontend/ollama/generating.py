@@ -187,7 +187,7 @@ def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) 
     if request.suffix and service.model.infill is None:
         raise UnsupportedParameter(f"{request.model!r} does not support insert", param="suffix")
     if request.think:
-        raise UnsupportedParameter("think: a text that is continued as it is has no thinking", param="think")
+        raise UnsupportedParameter("think is not supported together with raw or suffix", param="think")
     checked = validate_completion(completion, rules)
     valid = replace(checked, common=with_options(checked.common, request, options, warnings, rules))
 

@@ -256,4 +256,4 @@ def _num_values(text: bytes) -> int:
 
 
 def _not_here(response_id: str) -> str:
-    return f"there is no response {response_id[:128]!r} here (any more)"
+    return f"response {response_id[:128]!r} not found or deleted"

@@ -51,7 +51,7 @@ _PATIENCE = 8
 """A question may take so many times its CPU seconds by the clock: beside others it computes slowly."""
 
 _MIN_WAIT = 0.02
-_BUSY = "the machine is too busy to read this request"
+_BUSY = "reading this request timed out: the server is overloaded"
 
 MAX_MEMORY = 4 << 30
 """Limit for the address space of a process, in bytes: most vocabularies and grammars need a tenth of it."""
