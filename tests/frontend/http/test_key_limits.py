@@ -203,7 +203,7 @@ def test_a_prompt_counts(live: LiveServer) -> None:
     live.plays(lambda request, i: Script([5]))
     assert ask(live, "terse", prompt=[5] * 100, max_tokens=1).status == 200
     message, seconds = refusal(ask(live, "terse"))
-    assert re.search("and (100|101) are used", message)
+    assert re.search("(100|101) of 40 tokens", message)
     assert 80 <= seconds <= 93
 
 
