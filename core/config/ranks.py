@@ -89,11 +89,11 @@ class Rank(NamedTuple):
 
     @property
     def num_workers(self) -> int:
-        """Of all engines."""
+        """The number of workers of all engines."""
         return self.num_ranks * self.num_engines
 
     def on_this_machine(self) -> "Rank":
-        """The same with its cores, if all workers are on this machine."""
+        """Return this rank with the cores to which it is pinned, if all workers are on this machine."""
         return self._replace(cores=() if self.num_workers == 1 else cores_of_worker(self.worker, self.num_workers))
 
     def share(self, config: Config) -> Config:

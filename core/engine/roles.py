@@ -61,8 +61,10 @@ class Roles:
         Raises:
             MalformedMessage: if there is no role to change.
         """
-        if not self.role or not role:
-            raise MalformedMessage("an engine that was started without --role has none, and one with a role keeps one")
+        if not self.role:
+            raise MalformedMessage("this engine was started without --role, so its role cannot change")
+        if not role:
+            raise MalformedMessage("an engine with a role keeps one: name another role")
         if role == self.role:
             return False
         log.info("role changed", before=self.role, now=role)

@@ -165,7 +165,7 @@ class Simulator:
         return True
 
     def _arrive_together(self, now: float) -> None:
-        """Add the requests that are there. If the first one woke the scheduler, those sent meanwhile are there, too.
+        """Add the requests that have arrived by now, and those that were sent while the first one woke the scheduler.
 
         The first one's way (`request`) includes the waking. No request is added before it is sent.
         """

@@ -153,7 +153,10 @@ class _Mount:
 
 
 def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
-    """A route that refuses requests for which there is none; `allowed` are the methods that the path has routes for."""
+    """Return a route that refuses a request that no route takes: with status 405 if its path takes other methods.
+
+    `allowed`: the methods that the path takes; empty if nothing is there.
+    """
     error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}")
     if allowed:
         names = ", ".join(sorted(allowed))

@@ -50,7 +50,7 @@ from penstock.frontend.validation.tokens import check_token_ids
 
 
 class _Said(msgspec.Struct):
-    """Whether a request has anything to answer; the rest of it is not read."""
+    """The fields that say whether a request has a prompt or messages; one without only loads or unloads the model."""
 
     model: str | None = None
     keep_alive: msgspec.Raw = msgspec.Raw(b"")

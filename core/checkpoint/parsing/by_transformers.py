@@ -68,7 +68,10 @@ def source_text(file: str) -> str:
 
 @cache
 def computes_by_transformers(architecture: str) -> bool:
-    """Return whether the model accepts an external attention function; True if only the model itself can tell."""
+    """Return whether the model accepts an external attention function.
+
+    True, too, if its class is not in the file where it should be: then the worker finds out when it builds the model.
+    """
     kind = architectures()[architecture].replace("-", "_")
     source = source_text(f"models/{kind}/modeling_{kind}.py")
     return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
