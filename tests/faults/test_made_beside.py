@@ -65,7 +65,7 @@ async def deaths_beside(
 
 async def test_what_ends_workers_is_found_at_the_second_death(seeing: Seeing) -> None:
     """One server: an image behind another new one, then a grammar. Drafters fail meanwhile, and end nobody."""
-    faults = f"{ENDS},worker.grammar:kill,worker.draft:raise@20"
+    faults = f"{ENDS},worker.grammar:kill,worker.draft:raise"
     drafts = ("--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3}))
     async with serving(seeing.folder, *FLAGS, *drafts, **{FAULTS: faults}) as server, client() as http:
         expected = await tell_all(http, server)
