@@ -130,7 +130,7 @@ class EngineThread:
             self._serve(engine)
         except Exception as error:
             reason = failure_reason(error)
-            log.error("the engine failed", reason=reason, exc_info=error)
+            log.error("engine failed", reason=reason, exc_info=error)
             self._tell(EngineNotReady(f"it failed: {reason}"))
             live = chain.from_iterable((*each.running, *each.waiting) for each in engine.scheduler.requests.values())
             self._tell(TokenBatch(0, tuple(seq.error_delta(reason) for seq in live)))

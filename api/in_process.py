@@ -16,13 +16,24 @@ import numpy as np
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.core.scheduling.orders import Orders, has_orders, take_orders
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
-from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta, StepPlan, StepResult
+from penstock.ipc.messages import (
+    AddRequest,
+    DropEmbedding,
+    DropGrammar,
+    EncodeImage,
+    PrepareGrammar,
+    SamplingParams,
+    SequenceDelta,
+    StepPlan,
+    StepResult,
+)
 
 OWNER = b"in process"
 
@@ -105,7 +116,9 @@ class InProcessEngine:
             step = scheduler.schedule(time.monotonic())
             for ended in scheduler.take_ended().values() if scheduler.ended else ():
                 deltas += ended
-            if scheduler.grammars.messages or self.runner.grammar_store.is_preparing:
+            if has_orders(scheduler):
+                self._order(take_orders(scheduler))
+            if self.runner.grammar_store.is_preparing:
                 is_idle = step is None and not self._pending
                 deltas += self.exchange_grammars(wait=is_idle)
                 if is_idle:
@@ -180,24 +193,28 @@ class InProcessEngine:
 
         If an image failed, the final deltas of its sequences are appended.
         """
-        images = self.scheduler.images
-        messages = [] if images is None else images.take_messages()
-        for message in messages:
-            store.order(message)
         was_busy = store.is_busy
         if (encoded := store.work(_IMAGE_SECONDS)) is not None:
             for ended in self.scheduler.image_encoded(encoded).values():
                 deltas += ended
-        return was_busy or bool(messages)
+        return was_busy
+
+    def _order(self, orders: Orders) -> None:
+        store, images = self.runner.grammar_store, self.runner.image_store
+        for order in orders:
+            match order:
+                case PrepareGrammar():
+                    store.prepare(order)
+                case DropGrammar():
+                    store.drop(order.grammar_id)
+                case EncodeImage() | DropEmbedding():
+                    assert images is not None, "the scheduler knows from the worker whether there are images"
+                    images.order(order)
 
     def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
         """Prepare the grammars that the scheduler asks for; return last deltas of sequences whose grammar failed."""
         store, deltas = self.runner.grammar_store, list[SequenceDelta]()
-        for message in self.scheduler.grammars.take_messages():
-            if isinstance(message, PrepareGrammar):
-                store.prepare(message)
-            else:
-                store.drop(message.grammar_id)
+        self._order(take_orders(self.scheduler))
         for prepared in store.take_prepared(wait=wait):
             for ended in self.scheduler.grammar_prepared(prepared).values():
                 deltas += ended

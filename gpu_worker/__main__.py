@@ -102,7 +102,7 @@ def _end_at_once(code: int | str | None) -> NoReturn:
     """End the process although a thread is stuck in a library, which an ordinary exit would wait for."""
     error = sys.exception()
     is_failure = error is not None and not isinstance(error, SystemExit)
-    log.warning("other ranks do not let this one go: it ends without them", exc_info=error if is_failure else None)
+    log.warning("rank group not left in time", exc_info=error if is_failure else None)
     flush_logs()
     os._exit(code if isinstance(code, int) else EXIT_FAILED if code else 0)
 

@@ -24,7 +24,7 @@ class _FaultyRunner:
         self._runner = runner
         self._before = faults.point("worker.step")
         self._after = faults.point("worker.computed")
-        self._before_tokens: Callable[[Collection[int]], None] | None = faults.token_point("worker.step")
+        self._before_tokens: Callable[[Collection[int]], None] | None = faults.point_about("worker.step")
         self._prompts: dict[int, frozenset[int]] = {}  # by row
 
     @property

@@ -54,14 +54,14 @@ class StepProfiler:
         if num_steps == 0:
             self.close()
         elif self._profile is not None:
-            log.info("a profile is being recorded already", file=str(self.file))
+            log.info("profile already being recorded", file=str(self.file))
         else:
             self._num_windows += 1
             self.file = self._stem.with_name(f"{self._stem.name}-{self._num_windows}.trace.json")
             try:
                 self.file.touch()
             except OSError as error:
-                log.error("the profile could not be written", file=str(self.file), reason=str(error))
+                log.error("profile not written", file=str(self.file), reason=str(error))
             else:
                 self._begin(1, num_steps)  # the tracer itself starts during a step that is not recorded
 
@@ -85,7 +85,7 @@ class StepProfiler:
             if not self.file.stat().st_size:  # it ends before the recording began
                 self.file.unlink()
         except (OSError, RuntimeError) as error:  # a full disk, a deleted folder: serving continues
-            log.error("the profile could not be written", file=str(self.file), reason=str(error))
+            log.error("profile not written", file=str(self.file), reason=str(error))
 
     def _begin(self, num_skipped: int, num_recorded: int) -> None:
         activities = [ProfilerActivity.CPU]
@@ -103,4 +103,4 @@ class StepProfiler:
 
     def _write(self, recorded: profile) -> None:
         recorded.export_chrome_trace(str(self.file))
-        log.info("wrote a profile", file=str(self.file))
+        log.info("profile written", file=str(self.file))

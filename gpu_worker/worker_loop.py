@@ -254,7 +254,7 @@ class WorkerLoop:
             case Welcome():
                 self._begin()
             case SayHello(is_broken=True) if self._hello.num_ranks > 1:
-                log.warning("the group has lost a rank: starting again, to meet the new one")
+                log.warning("rank lost, restarting")
                 return EXIT_FAILED
             case SayHello():
                 self._pending.clear()

@@ -2,8 +2,9 @@
 
     PENSTOCK_FAULTS="worker.step:kill@17,worker.result:delay=0.5,worker.step:kill@token=777"
 
-    POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID, at points that
-                                     know the tokens concerned; without it: each call
+    POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID at worker.step,
+                                     for the steps of prompts with this token; or embeddings=NUMBER at worker.encode,
+                                     for images of so many; without it: each call
     PENSTOCK_FAULTS_ONCE=FOLDER      each fault happens once across all processes that have it: it leaves a file there
 
 Faults are read once, when a process starts, and only from its environment, so no request can trigger them. A point
@@ -35,6 +36,8 @@ POINTS = (
     "frontend.tokens",  # tokens have arrived, clients do not know yet
 )
 ACTIONS = ("kill", "raise", "memory", "hang", "stop", "delay")
+ABOUT = {"token": "worker.step", "embeddings": "worker.encode"}
+"""What faults may be about, and the point that knows it."""
 
 
 class InjectedFault(RuntimeError):
@@ -48,7 +51,8 @@ class Fault(NamedTuple):
     action: str
     seconds: float = 0.0
     call: int = 0  # 0: each call
-    token_id: int = -1  # -1: any token
+    about: str = ""  # "token", "embeddings": only for those with this number
+    number: int = -1
 
     def happen(self) -> None:
         """Perform the action, unless it has happened before and should happen only once."""
@@ -85,8 +89,12 @@ def _parse_one(entry: str) -> Fault:
     action, _, seconds = action.partition("=")
     if point not in POINTS or action not in ACTIONS:
         raise ValueError(f"{FAULTS}: {entry!r} is not POINT:ACTION[=SECONDS][@WHEN] of {POINTS} and {ACTIONS}")
-    token_id = int(when.removeprefix("token=")) if when.startswith("token=") else -1
-    return Fault(point, action, float(seconds or 0), int(when) if when and token_id < 0 else 0, token_id)
+    about, _, number = when.rpartition("=")
+    if not about:
+        return Fault(point, action, float(seconds or 0), int(number or 0))
+    if ABOUT.get(about) != point:
+        raise ValueError(f"{FAULTS}: {entry!r}: {point} does not know {about!r}")
+    return Fault(point, action, float(seconds or 0), about=about, number=int(number))
 
 
 def read(environment: Mapping[str, str]) -> tuple[Fault, ...]:
@@ -100,7 +108,7 @@ ARMED = read(os.environ)
 def point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[], object]:
     """Return the function to call at the named point; it counts its calls. Its result has no meaning."""
     assert name in POINTS
-    found = [fault for fault in faults if fault.point == name and fault.token_id < 0]
+    found = [fault for fault in faults if fault.point == name and not fault.about]
     if not found:
         return bool  # called without arguments, it does nothing
     num_calls = 0
@@ -115,13 +123,13 @@ def point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[], object]:
     return reached
 
 
-def token_point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[Collection[int]], None] | None:
-    """Like `point`, for faults bound to a token: call it with the tokens concerned. None if there is no such fault."""
-    found = [fault for fault in faults if fault.point == name and fault.token_id >= 0]
+def point_about(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[Collection[int]], None] | None:
+    """Like `point`, for faults about some numbers: call it with those concerned. None if there is no such fault."""
+    found = [fault for fault in faults if fault.point == name and fault.about]
 
-    def reached(token_ids: Collection[int]) -> None:
+    def reached(numbers: Collection[int]) -> None:
         for fault in found:
-            if fault.token_id in token_ids:
+            if fault.number in numbers:
                 fault.happen()
 
     return reached if found else None

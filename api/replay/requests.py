@@ -87,6 +87,8 @@ def _made_again(recorded: Recorded, *, keeps_times: bool) -> tuple[AddRequest, _
         return Outcome(arrival.id, -1, "skipped", why="its prompt is not recorded")
     try:
         sampling = recorded.sampling()
+        if sampling.pooling is not None:
+            return Outcome(arrival.id, -1, "skipped", why="it asked for an embedding, and vectors are not recorded")
         if not ended:  # its later tokens are unknown
             sampling = replace(sampling, max_tokens=max(end.num_tokens for end in cut.values()))
         message = read_back(

@@ -39,11 +39,9 @@ def require_addresses(config: Config, *, frontend: bool = False, worker: bool = 
     if config.ipc.runtime_dir:
         config = with_addresses(config, Path(config.ipc.runtime_dir))
     if frontend and not config.ipc.frontend_address:
-        raise ConfigError(
-            "--frontend-address (or --runtime-dir) says where scheduler and frontends meet; it is missing"
-        )
+        raise ConfigError("give --frontend-address or --runtime-dir: where scheduler and frontends meet")
     if worker and not config.ipc.worker_address:
-        raise ConfigError("--worker-address (or --runtime-dir) says where scheduler and workers meet; it is missing")
+        raise ConfigError("give --worker-address or --runtime-dir: where scheduler and workers meet")
     return config
 
 

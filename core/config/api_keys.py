@@ -73,7 +73,7 @@ def kept_apart(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
 
 
 def load_api_keys(path: str, environment: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:
-    """The keys of a file and of the environment; if there are none, everyone may ask for everything.
+    """The keys of a file and of the environment; if there are none, anyone can use the server.
 
     Raises:
         ConfigError: in one sentence, if the file cannot be used.

@@ -25,7 +25,7 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
         if not is_loopback(host):
             raise ConfigError(
                 f"{flag} {host} is open to others, and there is no API key: give --api-keys-file or the variable "
-                f"{KEY_VARIABLE}, or --insecure-bind if everyone who can reach the port may ask for everything"
+                f"{KEY_VARIABLE}, or --insecure-bind if anyone who reaches the port may use the server"
             )
 
 

@@ -89,11 +89,11 @@ class Rank(NamedTuple):
 
     @property
     def num_workers(self) -> int:
-        """Of all engines."""
+        """The number of workers of all engines."""
         return self.num_ranks * self.num_engines
 
     def on_this_machine(self) -> "Rank":
-        """The same with its cores, if all workers are on this machine."""
+        """Return this rank with the cores to which it is pinned, if all workers are on this machine."""
         return self._replace(cores=() if self.num_workers == 1 else cores_of_worker(self.worker, self.num_workers))
 
     def share(self, config: Config) -> Config:
@@ -120,7 +120,5 @@ def of_group(number: int, config: Config) -> Rank:
     if not 0 <= number < num_ranks:
         raise ConfigError(f"--rank {number}: this engine has {num_ranks} workers, counted from 0")
     if num_ranks > 1 and not config.ipc.rendezvous_address:
-        raise ConfigError(
-            "--rendezvous-address (or --runtime-dir) says where the workers of an engine meet; it is missing"
-        )
+        raise ConfigError("give --rendezvous-address or --runtime-dir: where the workers of an engine meet")
     return Rank(number, num_ranks)

@@ -71,7 +71,7 @@ def speculative_config(text: str) -> SpeculativeConfig | None:
         raise ValueError(str(error)) from None
     if not found.method:
         if not found.model:
-            raise ValueError("Object missing required field `method`")
+            raise ValueError("method is required")
         found = replace(found, method="draft_model")
     if found.method == "draft_model":
         if not found.model:

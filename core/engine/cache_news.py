@@ -98,7 +98,7 @@ class CacheNews:
         changes = self._changes
         assert changes is not None
         if self._must_begin:
-            log.info("the cache has changed more than can be told: a snapshot follows")
+            log.info("cache event backlog: sending snapshot")
             self._begin_for_all()
         elif changes.num_noted:
             device, host = changes.take(MAX_CHANGES)

@@ -29,6 +29,7 @@ from penstock.core.engine.roles import Roles
 from penstock.core.engine.stats import stats_of
 from penstock.core.engine.worker_group import WorkerGroup
 from penstock.core.policies.registry import make_policy
+from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.reasons import late_reasons, list_requests
 from penstock.core.scheduling.scheduler import Refusal, Scheduler, UnexpectedResultError
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Culprits, suspect_ids
@@ -184,7 +185,7 @@ class Engine:
     def drain(self, order: DrainEngine) -> None:
         """Stop or resume taking new requests; tell all frontends."""
         if (order.is_draining, order.restarts) != (self._is_draining, self._restarts):
-            log.info("draining" if order.is_draining else "not draining any more", restarts=order.restarts)
+            log.info("draining" if order.is_draining else "draining ended", restarts=order.restarts)
         self._is_draining, self._restarts = order.is_draining, order.is_draining and order.restarts
         self.frontends.tell_all(self.readiness())
         self._changed()
@@ -253,7 +254,7 @@ class Engine:
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """Workers are there: the first ones, new ones, or the same ones with empty rows."""
         if self._config.scheduler.preemption == "swap" and not hello.num_host_pages:
-            log.warning("nothing is swapped: the worker has no host tier (--host-kv-gib)")
+            log.warning("swap disabled", reason="the worker has no host tier (--host-kv-gib)")
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
         else:
@@ -270,7 +271,7 @@ class Engine:
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
         """The workers are gone: the next ones recompute what these had in flight."""
-        log.error("worker lost; its sequences wait for the next one", reason=reason)
+        log.error("worker lost", reason=reason)
         scheduler, hello = self._scheduler, self.workers.hello
         assert scheduler is not None
         assert hello is not None
@@ -278,7 +279,7 @@ class Engine:
         self._reset_scheduler(scheduler, hello, has_died=not is_cut)
         if is_cut:
             limits = scheduler.limits
-            log.warning("steps are smaller from now on", rows=limits.max_num_seqs, tokens=limits.max_num_batched_tokens)
+            log.warning("step size reduced", rows=limits.max_num_seqs, tokens=limits.max_num_batched_tokens)
         self.on_group_incomplete()
 
     def _reset_scheduler(self, scheduler: Scheduler, hello: WorkerHello, *, has_died: bool) -> None:
@@ -295,7 +296,7 @@ class Engine:
         self._follow_cache()
         self._roles.follow(scheduler.handovers)
         if num_suspects := len(scheduler.suspects):
-            log.info("requests in flight when the worker died are tried in halves", num_suspects=num_suspects)
+            log.info("bisecting suspects", num_suspects=num_suspects)
 
     def _follow_cache(self) -> None:
         """Point the cache news at the scheduler's pages: they were replaced, or a frontend has subscribed."""
@@ -319,7 +320,7 @@ class Engine:
         if result.row_errors:
             _log_invalid_logits(output.values())
         if result.drafter_error:
-            log.error("the drafter is switched off", drafter=scheduler.limits.drafter, reason=result.drafter_error)
+            log.error("drafter disabled", drafter=scheduler.limits.drafter, reason=result.drafter_error)
         if self._observers.are_there:
             self._observers.returned(result, list(output.values()), scheduler, received)
         _before_tokens()
@@ -336,9 +337,9 @@ class Engine:
         if scheduler is None or scheduler.disk is None:
             return
         if reason := scheduler.disk.answered(message):
-            log.error("disk KV: nothing more is written", reason=reason)
+            log.error("disk KV: writing stopped", reason=reason)
         if isinstance(message, DiskContents) and message.is_last:
-            log.info("disk KV", pages=scheduler.disk.disk.num_cached, room_for=scheduler.disk.disk.num_places)
+            log.info("disk KV listed", pages=scheduler.disk.disk.num_cached, room_for=scheduler.disk.disk.num_places)
         self._changed()
 
     def on_received(self, message: KVReceived) -> None:
@@ -381,16 +382,13 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not scheduler.in_flight and not scheduler.is_on_trial:
+            if not scheduler.in_flight and not scheduler.trials.is_under_way:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=observers.want_records)
             if scheduler.ended:
                 for owner, deltas in scheduler.take_ended().items():
                     self._tell(owner, deltas)
-            if scheduler.grammars.messages and not all(map(self.workers.send, scheduler.grammars.take_messages())):
-                return
-            images = scheduler.images
-            if images is not None and images.messages and not all(map(self.workers.send, images.take_messages())):
+            if has_orders(scheduler) and not all(map(self.workers.send, take_orders(scheduler))):
                 return
             if step is None:
                 self._send_moves(scheduler)
@@ -444,7 +442,7 @@ class Engine:
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
             at = self._scheduler
-            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.grammars, at.images)
+            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.trials)
             return EngineNotReady("no worker is connected", suspects, self._is_draining)
         return replace(
             engine_ready(hello, self._config.scheduler),
@@ -473,7 +471,7 @@ class Engine:
                     self._tell(owner, deltas)
                 if self._scheduler.waiting.num_seqs:
                     for request, reason in late_reasons(self._scheduler, now, LONG_WAIT_SECONDS, _MAX_LATE).items():
-                        log.info("a request waits for long", request_id=request.request_id, reason=reason)
+                        log.info("request waiting long", request_id=request.request_id, reason=reason)
             if self._experts is not None and (load := self._experts.news(now)) is not None:
                 self.frontends.tell_all(load)
             if self._restarts and self.is_drained:
@@ -510,7 +508,7 @@ def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
     for delta in chain.from_iterable(batch.deltas for batch in batches):
         if delta.error_code == "invalid_logits":
             log.error(
-                "a sequence ended: no token could be sampled from its logits",
+                "sequence ended: invalid logits",
                 request_id=delta.request_id,
                 sequence_idx=delta.sequence_idx,
                 reason=delta.error,

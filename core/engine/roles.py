@@ -61,11 +61,13 @@ class Roles:
         Raises:
             MalformedMessage: if there is no role to change.
         """
-        if not self.role or not role:
-            raise MalformedMessage("an engine that was started without --role has none, and one with a role keeps one")
+        if not self.role:
+            raise MalformedMessage("this engine was started without --role, so its role cannot change")
+        if not role:
+            raise MalformedMessage("an engine with a role keeps one: name another role")
         if role == self.role:
             return False
-        log.info("role", before=self.role, now=role)
+        log.info("role changed", before=self.role, now=role)
         self.role = role
         return True
 
@@ -127,7 +129,7 @@ class Roles:
         """Pages from another engine are there, or are no longer written to."""
         if self._handovers is not None:
             if error := self._handovers.arrivals.received(message):
-                log.warning("a prompt is computed here after all", handover_id=message.handover_id, reason=error)
+                log.warning("handover failed, prefilling locally", handover_id=message.handover_id, reason=error)
             self._changed()
 
     def own_pages(self) -> tuple[str, tuple[KVSource, ...]]:
@@ -145,7 +147,7 @@ class Roles:
         if self._handovers is not None:
             what = delta.request_id, delta.error, delta.num_cached_tokens, delta.bill
             if self._handovers.arrivals.computed(*what) and delta.error:
-                log.warning("a prompt is computed here after all", handover_id=delta.request_id, reason=delta.error)
+                log.warning("handover failed, prefilling locally", handover_id=delta.request_id, reason=delta.error)
             self._changed()
 
     def on_released(self, message: HandoverReleased) -> None:

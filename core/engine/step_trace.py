@@ -84,7 +84,7 @@ class StepTrace:
             self._file.close()
 
     def _give_up(self, error: OSError) -> None:
-        log.error("the step trace ends here", reason=error.strerror)
+        log.error("step trace ended", reason=error.strerror)
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # closing writes the rest, and fails again

@@ -252,7 +252,7 @@ class WorkerGroup:
         """Some ranks are missing: dismiss those that are there, so that the whole group starts again."""
         self._gathering = None
         if not self.is_ready and not self.channel.is_closed:
-            log.warning("ranks are missing: the group starts again", there=sorted(map(_rank_of, self._ranks.values())))
+            log.warning("ranks missing, group restarting", there=sorted(map(_rank_of, self._ranks.values())))
             self._dismiss(list(self._ranks), is_broken=True)
 
     def _refusal(self, peer: PeerId, hello: WorkerHello) -> str:

@@ -78,7 +78,7 @@ class Banner:
         architectures = self._checkpoint.config.get("architectures") or ["unknown architecture"]
         is_part = architectures[0] in WHOLE_MODELS
         log.info(
-            "found",
+            "model found",
             model=self._name,
             folder=str(self._checkpoint.path),
             architecture=architectures[0],

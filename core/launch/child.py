@@ -59,6 +59,8 @@ class Child:
         self._silent_seconds = 0.0
         self.process: Running | None = None
         self.is_ready = asyncio.Event()
+        self.is_starting = False
+        """Whether it may run already, though `pids` does not have it yet."""
         self.is_alone = False
         """Whether it last reported that it has no worker (the scheduler)."""
         self.on_hung: Callable[[int], None] = lambda pid: None
@@ -74,7 +76,11 @@ class Child:
         arguments = [*self._arguments, *(["--replaces", "1"] if self._num_starts else [])]
         if self._spare is not None and not self._num_starts:
             await self._spare.until_imported()
-        self.process = await self._fork(arguments) or await self._spawn(arguments)
+        self.is_starting = True
+        try:
+            self.process = await self._fork(arguments) or await self._spawn(arguments)
+        finally:
+            self.is_starting = False
         self._num_starts += 1
 
     async def _fork(self, arguments: list[str]) -> Running | None:
@@ -138,7 +144,7 @@ class Child:
     def kill_if_silent(self, passed: float, patience: float) -> None:
         """Kill it if it has been silent for more than `patience` seconds; `passed` is as for `silent_for`."""
         if self.silent_for(passed) > patience:
-            log.error("is silent, killing it", child=self.name)
+            log.error("process unresponsive, killing", child=self.name)
             self.signal(signal.SIGKILL)
 
     # --- its end ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class EngineLaunch:
                     return ended.result()
             finally:
                 await cancel([ended, asked])
-            log.info("restarting the engine", scheduler=self.scheduler.name)
+            log.info("engine restarting", scheduler=self.scheduler.name)
             await self.end(stopping)
             self._is_to_restart.clear()
 
@@ -98,7 +98,7 @@ class EngineLaunch:
         for child in self.workers:
             running = child.process
             if running is not None and running.pid == pid and running.returncode is None:
-                log.error("hangs, killing it", child=child.name)
+                log.error("process unresponsive, killing", child=child.name)
                 child.signal(signal.SIGKILL)
 
     def watch(self, interval: float) -> None:
@@ -110,7 +110,7 @@ class EngineLaunch:
         is_apart = self.scheduler.is_alone and all(child.is_ready.is_set() for child in self.workers)
         self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
         if self._seconds_apart > _APART * timeout:
-            log.error("scheduler and workers do not find each other, killing all", scheduler=self.scheduler.name)
+            log.error("scheduler and workers disconnected, killing", scheduler=self.scheduler.name)
             for child in self.children:
                 child.signal(signal.SIGKILL)
             self._seconds_apart = 0.0
@@ -139,7 +139,7 @@ async def keep_running(
         if is_hopeless or not child.may_restart(time.monotonic()):
             (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
             return process.EXIT_CONFIG if is_hopeless else 1
-        log.error("died, restarting it", child=child.name, exit_code=code)
+        log.error("process exited, restarting", child=child.name, exit_code=code)
 
 
 async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:

@@ -15,9 +15,10 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -78,6 +79,8 @@ class Spare:
         self._start: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
+        self.is_starting = False
+        """Whether a process may have been started that `pids` does not have yet."""
 
     @property
     def is_there(self) -> bool:
@@ -116,7 +119,7 @@ class Spare:
             async with asyncio.timeout(_FORK_SECONDS):
                 return Forked(await started)
         except (TimeoutError, OSError) as error:
-            log.warning("the spare does not answer", child=name, error=repr(error))
+            log.warning("spare unresponsive", child=name, error=repr(error))
         finally:
             os.close(config_fd)
         if self._turn is turn:  # it may have been replaced meanwhile
@@ -164,15 +167,17 @@ class Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipe = ChildPipe(self._on_word)
         arguments = ["--turn-fd", str(theirs.fileno()), *more]
+        self.is_starting = True
         try:
             self._running = await spawn(self._module, self._config, pipe, arguments, [theirs.fileno()])
         except OSError as error:
-            log.warning("no spare process can be started", reason=str(error))
+            log.warning("spare not started", reason=str(error))
             ours.close()
             pipe.close()
         else:
             self._turn, self._pipe = ours, pipe
         finally:
+            self.is_starting = False
             theirs.close()
             pipe.given()
 
@@ -200,8 +205,28 @@ def adopt_orphans(*, enabled: bool = True) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0)
 
 
-def reap_strangers(known: set[int]) -> None:
-    """Reap adopted children that no code waits for: the helpers of a frontend that was killed."""
+class Owner(Protocol):
+    """Who starts processes, and waits for them."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Its processes."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process may have been started that `pids` does not have yet."""
+
+
+def reap_strangers(owners: Iterable[Owner]) -> None:
+    """Reap adopted children that no owner waits for: the helpers of a frontend that was killed.
+
+    While an owner starts a process nothing is reaped: the process may be dead already, and its owner needs its exit
+    code.
+    """
+    owners = list(owners)
+    if any(owner.is_starting for owner in owners):
+        return
+    known = {pid for owner in owners for pid in owner.pids}
     with suppress(OSError):
         own = os.getpid()
         for pid in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()):

@@ -31,7 +31,7 @@ from penstock.core.launch.child import Child
 from penstock.core.launch.engine import END_GRACE, MORE_PATIENCE, EngineLaunch, cancel, end_all, keep_running
 from penstock.core.launch.kept_files import with_kept_files
 from penstock.core.launch.launchers import addressed
-from penstock.core.launch.spare import Spare, adopt_orphans, reap_strangers
+from penstock.core.launch.spare import Owner, Spare, adopt_orphans, reap_strangers
 from penstock.ipc import process, shared_files
 from penstock.ipc.addresses import private_dir
 
@@ -80,10 +80,9 @@ class Supervisor:
         return [child for engine in self.engines for child in engine.children] + self.frontends
 
     @property
-    def pids(self) -> set[int]:
-        """The ids of all processes and the spare."""
-        spare = set() if self._spare is None else self._spare.pids
-        return spare.union(*(child.pids for child in self.children))
+    def owners(self) -> list[Owner]:
+        """Who waits for the processes of this launch."""
+        return [*self.children, *([] if self._spare is None else [self._spare])]
 
     async def run(self) -> int:
         """Run until `stop` or a fatal failure; return the exit code for the whole launch."""
@@ -99,7 +98,7 @@ class Supervisor:
             await self._spare.end()
         await asyncio.gather(*(engine.end(self._hurry) for engine in self.engines))
         shared_files.clear_leftovers()
-        log.info("stopped", exit_code=self.exit_code)
+        log.info("server stopped", exit_code=self.exit_code)
         return self.exit_code
 
     def stop(self) -> None:
@@ -153,7 +152,7 @@ class Supervisor:
             self._give_up(code)
             return
         await engine.end(self._hurry)
-        log.error("the other engines go on without it", engine=engine.number)
+        log.error("engine given up", engine=engine.number)
 
     def _give_up(self, code: int) -> None:
         self.exit_code = code
@@ -235,7 +234,7 @@ async def _show(supervisor: Supervisor, banner: Banner) -> None:
 async def _keep_reaping(supervisor: Supervisor, config: Config) -> None:
     while True:
         await asyncio.sleep(config.ipc.heartbeat_interval)
-        reap_strangers(supervisor.pids)
+        reap_strangers(supervisor.owners)
 
 
 def serve(config: Config) -> int:

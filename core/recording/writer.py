@@ -138,7 +138,7 @@ class RecordingWriter:
 
     def _complain(self, reason: str) -> None:
         if not self.num_lost:  # log only the first loss
-            log.error("lines of the recording are lost", file=str(self._path), reason=reason)
+            log.error("recording lines lost", file=str(self._path), reason=reason)
 
 
 def may_hold_recording(path: Path) -> bool:

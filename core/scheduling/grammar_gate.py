@@ -58,7 +58,7 @@ class GrammarGate:
         "trials",
     )
 
-    def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
+    def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
         self._waiting = waiting
         self._max_live = max_live
         self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
@@ -68,8 +68,8 @@ class GrammarGate:
         self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
         self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
         self.messages: Messages = []  # for the worker, until they are taken
-        self.trials: Trials[str] = Trials()
-        """Texts over which workers may have died."""
+        self.trials = trials
+        """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -82,7 +82,7 @@ class GrammarGate:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
             is_suspected = self.trials.is_suspected(sampling.grammar)
-            is_busy = self.trials.current is not None or (is_suspected and self._is_preparing())
+            is_busy = self.trials.current is not None or (is_suspected and self.num_under_way > 0)
             if (self._live and not has_room) or is_busy:
                 self._holds_for_trial |= is_busy
                 self._no_room.append(request)
@@ -90,7 +90,7 @@ class GrammarGate:
                 return False
             live = self._add(sampling.grammar, num_bytes)
             if is_suspected:
-                self.trials.begin(sampling.grammar)
+                self.trials.begin(sampling.grammar, self._take_last())
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
@@ -104,7 +104,7 @@ class GrammarGate:
             return []  # no request needs it any more
         live.is_ready = not message.error
         self.trials.settled(live.text)
-        self._wake_held()
+        self.advance()
         if message.error:
             return list(live.users)
         for request in reversed(live.users):  # each goes to the head of its line
@@ -123,8 +123,7 @@ class GrammarGate:
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
             self.trials.abandoned(live.text)
-            if not live.is_ready:
-                self._wake_held()
+            self.advance()
         # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
@@ -135,13 +134,12 @@ class GrammarGate:
         messages, self.messages = self.messages, []
         return messages
 
-    def reset(self, max_live: int, *, has_died: bool, was_idle: bool) -> list[Request]:
+    def reset(self, max_live: int, *, has_died: bool) -> list[Request]:
         """Forget the old worker's grammars: each is requested again when its requests' turn comes.
 
         Args:
             max_live: how many the new worker may have.
             has_died: whether the old one died, for whatever reason.
-            was_idle: whether it had no step to compute.
 
         Returns:
             The requests that need the grammar that killed it.
@@ -150,9 +148,8 @@ class GrammarGate:
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
         if has_died and unready is not None:  # the worker prepares one at a time
-            guilty = self.trials.blame(unready.text, was_idle=was_idle)
+            guilty = self.trials.blame(unready.text)
             culprits = [] if guilty is None else list(unready.users)
-        self.trials.current = None
         for live in self._live.values():
             for request in live.users:
                 request.grammar_id = 0
@@ -165,16 +162,23 @@ class GrammarGate:
         self._waiting.release_all()
         return culprits
 
-    def _is_preparing(self) -> bool:
-        return any(not live.is_ready for live in self._live.values())
+    @property
+    def num_under_way(self) -> int:
+        """How many are being prepared, or are to be."""
+        return sum(not live.is_ready for live in self._live.values())
 
-    def _wake_held(self) -> None:
-        """Let those ask again that were held because a suspect is, or was to be, prepared alone."""
-        if not self._holds_for_trial:
+    def advance(self) -> None:
+        """Let those ask again that were held because a suspect was made alone, or was to be."""
+        if not self._holds_for_trial or self.trials.current is not None or self.num_under_way:
             return
         self._holds_for_trial = False
-        while self._no_room:
-            self._waiting.release(self._no_room.popleft())
+        while self._no_room:  # each goes to the head of its line
+            self._waiting.release(self._no_room.pop())
+
+    def _take_last(self) -> PrepareGrammar:
+        message = self.messages.pop()
+        assert isinstance(message, PrepareGrammar)
+        return message
 
     def _add(self, text: str, num_bytes: int) -> _Live:
         self._num_made += 1

@@ -56,7 +56,7 @@ class ImageGate:
         "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
     )  # fmt: skip
 
-    def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int) -> None:
+    def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int, trials: Trials) -> None:
         """`position_bytes`: size of one position's embedding."""
         self._waiting = waiting
         self._max_bytes = max_bytes
@@ -70,8 +70,8 @@ class ImageGate:
         self.num_bytes = 0
         self.num_under_way = 0
         self.messages: Messages = []  # for the worker, until they are taken
-        self.trials: Trials[bytes] = Trials()
-        """Keys of images over which workers may have died."""
+        self.trials = trials
+        """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -169,13 +169,12 @@ class ImageGate:
         messages, self.messages = self.messages, []
         return messages
 
-    def reset(self, limits: WorkerLimits, *, has_died: bool, was_idle: bool) -> list[Request]:
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Request]:
         """Forget the old worker's embeddings: those still needed are encoded again when their requests' turn comes.
 
         Args:
             limits: of the new worker.
             has_died: whether the old one died, for whatever reason.
-            was_idle: whether it had no step to compute.
 
         Returns:
             The requests with the image that killed it.
@@ -184,12 +183,11 @@ class ImageGate:
         culprits: list[Request] = []
         unready = next((live for live in self._ids.values() if not live.is_ready), None)
         making = unready.key if has_died and unready is not None else None  # the worker encodes one at a time
-        if unready is not None and (guilty := self.trials.blame(making, was_idle=was_idle)) is not None:
+        if unready is not None and (guilty := self.trials.blame(making)) is not None:
             others = (user for user in self._asking if any(image.key == guilty for image in user.images))
             culprits = [*dict.fromkeys([*unready.users, *others])]
         for request in (*self._asking, *(user for live in self._live.values() for user in live.users)):
             request.embedding_ids = {}
-        self.trials.current = None
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
         self.num_bytes = self.num_under_way = 0
@@ -224,7 +222,7 @@ class ImageGate:
         A suspected one is asked for alone, and the others after it.
         """
         missing = {image.key: image for image in needed if image.key not in self._live}
-        suspect = self.trials.suspect_among(missing)
+        suspect = next((key for key in missing if self.trials.is_suspected(key)), None)
         if suspect is not None:
             missing = {suspect: missing[suspect]}
         num_under_way = self.num_under_way
@@ -235,7 +233,9 @@ class ImageGate:
             return False
         if suspect is not None:
             self._use(request, missing[suspect], self._add(missing[suspect]))
-            self.trials.begin(suspect)
+            order = self.messages.pop()
+            assert isinstance(order, EncodeImage)
+            self.trials.begin(suspect, order)
             return False
         for image in needed:
             live = self._live.get(image.key)

@@ -32,12 +32,7 @@ from penstock.core.scheduling.handover.departures import LOST
 from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.scheduling.image_gate import ImageGate, refitted
 from penstock.core.scheduling.reasons import Reasons
-from penstock.core.scheduling.results import (
-    Deltas,
-    Settling,
-    UnexpectedResultError,
-    checked_tokens,
-)
+from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
 from penstock.core.scheduling.rows.background import make_room
 from penstock.core.scheduling.rows.running import Admissions, Launches, RunningSet
 from penstock.core.scheduling.rows.swapping import make_swapping
@@ -54,6 +49,7 @@ from penstock.core.scheduling.step_record import (
     waiting_reasons,
 )
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects, bring
+from penstock.core.scheduling.trials import Trials
 from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -100,7 +96,8 @@ class Scheduler:
         self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
         self._disk_totals = DiskTotals()
         self.handovers: Handovers | None = None
-        self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
+        self.trials = Trials()
+        self.grammars = GrammarGate(self.waiting, limits.max_num_seqs, self.trials)
         self.images: ImageGate | None = None  # only for a vision model
         self._set_limits(limits)
 
@@ -141,7 +138,7 @@ class Scheduler:
             what = self.kv, self.waiting, limits.namespace, self._options.min_prefill_tokens
             self.handovers = Handovers(*what, self.handovers)
         if limits.max_embedding_bytes and self.images is None:
-            self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes)
+            self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes, self.trials)
         gates = self.images, self.disk, self.handovers, self.levels, self.batches
         self._has_gates = any(each is not None for each in gates)
         self._movers = (self.disk, None if self.handovers is None else self.handovers.arrivals)
@@ -188,7 +185,7 @@ class Scheduler:
         if message.progress:
             self.queue_bound.requeued(len(message.progress))
         if message.num_deaths:
-            bring(request, self.suspects, self.grammars, self.images)
+            bring(request, self.suspects, self.trials)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
         if message.handover_from >= 0 and self.handovers is not None:
@@ -274,7 +271,6 @@ class Scheduler:
         culprit = self.suspects.blame(self.in_flight) if has_died else None
         if culprit is not None:
             self.step_size.restore()
-        was_idle = not self.in_flight
         self.queue_bound.requeued(len(self.running))
         for seq in list(self.running):
             self.accounts.leave(seq, self.kv.now, -1)
@@ -285,9 +281,10 @@ class Scheduler:
         self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         self.kv.now = now
-        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died, was_idle=was_idle)
+        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died)
         if self.images is not None:
-            culprits += self.images.reset(self.limits, has_died=has_died, was_idle=was_idle)
+            culprits += self.images.reset(self.limits, has_died=has_died)
+        self.trials.end()
         deltas: Deltas = {}
         for request in culprits if culprit is None else [culprit, *culprits]:
             self._end(request, ENDS_WORKERS, "ends_workers", deltas)
@@ -319,9 +316,8 @@ class Scheduler:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether no step may run, because the worker is making a grammar or embedding that may have killed one."""
-        images = self.images
-        return self.grammars.trials.current is not None or (images is not None and images.trials.current is not None)
+        """Whether no step may be planned: the worker makes, or is to make, what may have killed one."""
+        return self.trials.current is not None
 
     def bound_queue(self, now: float) -> None:
         """Set the queue's limit. Call it several times a second while requests come and go."""
@@ -349,6 +345,8 @@ class Scheduler:
     @property
     def wakes_at(self) -> float:
         """When `schedule` may have something to compute even if nothing else happens, by its clock; or inf."""
+        if self.is_on_trial:
+            return inf  # the trial's end comes first
         return min((each.wakes_at for each in (self.batches, *self._movers) if each is not None), default=inf)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
@@ -412,6 +410,7 @@ class Scheduler:
         """Bring up to date what time, or messages since the last step, have changed."""
         if self.images is not None:
             self.images.advance()
+            self.grammars.advance()
         if self.suspects.groups:
             self.suspects.advance()
         if self.disk is not None:

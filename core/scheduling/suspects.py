@@ -13,14 +13,13 @@ request among n crashes every worker, it is found after about log2(n) + 1 deaths
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.image_gate import ImageGate
+from penstock.core.scheduling.trials import Suspect, Trials
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import pack_int32
@@ -117,28 +116,26 @@ class Suspects:
             del self._marks[request]
 
 
-def bring(request: Request, suspects: Suspects, grammars: GrammarGate, images: ImageGate | None) -> None:
+def bring(request: Request, suspects: Suspects, trials: Trials) -> None:
     """A request has arrived that may have killed a worker of another engine: by its steps, its grammar or an image."""
     suspects.bring(request)
-    if request.sampling.grammar:
-        grammars.trials.suspect(request.sampling.grammar)
-    if images is not None:
-        for image in request.images:
-            images.trials.suspect(image.key)
+    for key in _made_for(request):
+        trials.suspect(key)
 
 
-def suspect_ids(
-    suspects: Suspects, requests: Iterable[Request], grammars: GrammarGate, images: ImageGate | None
-) -> tuple[str, ...]:
+def suspect_ids(suspects: Suspects, requests: Iterable[Request], trials: Trials) -> tuple[str, ...]:
     """The ids of those requests that may have killed a worker, by themselves, by their grammars or by their images."""
     found = {request.request_id for request in suspects.requests}
-    for request in requests:
-        keys = (image.key for image in request.images)
-        if grammars.trials.is_suspected(request.sampling.grammar) or (
-            images is not None and images.trials.suspect_among(keys) is not None
-        ):
-            found.add(request.request_id)
+    found.update(each.request_id for each in requests if any(map(trials.is_suspected, _made_for(each))))
     return tuple(found)
+
+
+def _made_for(request: Request) -> Iterator[Suspect]:
+    """What a worker makes for a request beside its steps."""
+    if request.sampling.grammar:
+        yield request.sampling.grammar
+    for image in request.images:
+        yield image.key
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:

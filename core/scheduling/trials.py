@@ -1,70 +1,80 @@
 """What a worker makes beside its steps (grammars, embeddings of images), when a worker has died over it.
 
     a death while it is made    it is suspected: the worker may also have died of the step that it computed meanwhile
-    its turn comes again        it is made alone: nothing else of its kind, and no step beside it
+    its turn comes again        no step is planned any more, and nothing else is to be made
+    the worker does nothing     it is made alone
     a death meanwhile           it is guilty, and its requests end
     it is made                  it is cleared
 
 Another engine whose worker has died names its suspects; here, too, they are made alone the first time.
 """
 
-from collections.abc import Hashable, Iterable
-from typing import Generic, TypeVar
+from penstock.ipc.messages import EncodeImage, PrepareGrammar
 
-Key = TypeVar("Key", bound=Hashable)
+Suspect = str | bytes
+"""The text of a grammar, or the key of an image."""
+
+Order = PrepareGrammar | EncodeImage
 
 _MAX_SUSPECTED = 1024
 """A suspect whose requests never come back is forgotten at last."""
 
 
-class Trials(Generic[Key]):
-    """The suspects of one kind, by key. Pure bookkeeping: a gate asks `suspect_among` before it asks the worker."""
+class Trials:
+    """The suspects of a scheduler's gates. Pure bookkeeping: a gate asks `is_suspected` before it orders anything."""
 
-    __slots__ = ("_suspected", "current")
+    __slots__ = ("_order", "_suspected", "current")
 
     def __init__(self) -> None:
-        self._suspected: dict[Key, None] = {}
-        self.current: Key | None = None
-        """What is made alone now."""
+        self._suspected: dict[Suspect, None] = {}
+        self._order: Order | None = None  # of the current one, until the worker does nothing else
+        self.current: Suspect | None = None
+        """What is made alone now, or as soon as the worker does nothing else."""
 
-    def is_suspected(self, key: Key) -> bool:
+    def is_suspected(self, key: Suspect) -> bool:
         """Whether a worker may have died of this."""
         return key in self._suspected
 
-    def suspect(self, key: Key) -> None:
+    def suspect(self, key: Suspect) -> None:
         """A worker may have died of this."""
         self._suspected[key] = None
         while len(self._suspected) > _MAX_SUSPECTED:
             del self._suspected[next(iter(self._suspected))]
 
-    def suspect_among(self, keys: Iterable[Key]) -> Key | None:
-        """The first suspect among these, which must be made alone; None if there is none."""
-        return next((key for key in keys if key in self._suspected), None)
+    def begin(self, key: Suspect, order: Order) -> None:
+        """This suspect's turn has come."""
+        self.current, self._order = key, order
 
-    def begin(self, key: Key) -> None:
-        """The worker is asked for this suspect alone."""
-        self.current = key
+    def take_order(self) -> Order | None:
+        """The worker does nothing: return what it is to make alone, unless it was told before."""
+        order, self._order = self._order, None
+        return order
 
-    def settled(self, key: Key) -> None:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the worker was told to make the suspect, and has not answered."""
+        return self.current is not None and self._order is None
+
+    def settled(self, key: Suspect) -> None:
         """It was made, or refused in good order: it kills nobody."""
         self._suspected.pop(key, None)
         self.abandoned(key)
 
-    def abandoned(self, key: Key) -> None:
+    def abandoned(self, key: Suspect) -> None:
         """Nobody wants it any more, before it was made."""
         if key == self.current:
-            self.current = None
+            self.end()
 
-    def blame(self, making: Key | None, *, was_idle: bool) -> Key | None:
-        """A worker died; return what certainly killed it.
+    def end(self) -> None:
+        """Nothing is on trial any more."""
+        self.current = self._order = None
 
-        Args:
-            making: what it was making, or None.
-            was_idle: whether it had no step to compute.
-        """
-        guilty = making if making is not None and making == self.current and was_idle else None
-        if guilty is not None:
-            self._suspected.pop(guilty, None)
-        elif making is not None:
-            self.suspect(making)
-        return guilty
+    def blame(self, making: Suspect | None) -> Suspect | None:
+        """A worker died while it was making this, if anything; return what certainly killed it."""
+        if making is None:
+            return None
+        if making == self.current and self.is_under_way:
+            del self._suspected[making]
+            return making
+        self.suspect(making)
+        return None

@@ -17,6 +17,7 @@ from math import inf
 from penstock.core.config import SchedulerOptions
 from penstock.core.engine.loop import STATS_INTERVAL
 from penstock.core.engine.step_trace import StepTrace
+from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.simulation.arrivals import NO_TARGETS, Arrival, ShownImage, Targets
 from penstock.core.simulation.device import Device, Timing, frontend_waits
@@ -164,7 +165,7 @@ class Simulator:
         return True
 
     def _arrive_together(self, now: float) -> None:
-        """Add the requests that are there. If the first one woke the scheduler, those sent meanwhile are there, too.
+        """Add the requests that have arrived by now, and those that were sent while the first one woke the scheduler.
 
         The first one's way (`request`) includes the waking. No request is added before it is sent.
         """
@@ -186,8 +187,8 @@ class Simulator:
             step = scheduler.schedule(now, with_record=trace is not None)
             if scheduler.ended:
                 self._tell([TokenBatch(0, tuple(deltas)) for deltas in scheduler.take_ended().values()], now)
-            if scheduler.images is not None and scheduler.images.messages:
-                self._worker.take_images(scheduler.images.take_messages(), now)
+            if has_orders(scheduler):
+                self._worker.take_orders(take_orders(scheduler), now)
             if step is None:
                 return
             if trace is not None:

@@ -31,7 +31,7 @@ _TYPICAL = Timing(
 """Delays of a server on one machine, if nothing was measured."""
 
 _GIB = 1 << 30
-_NUM_PARTS = 100  # of the way between client and scheduler: how finely the frontend's time is looked for
+_NUM_PARTS = 100  # candidates for the frontend's time, between 0 and the longest way from client to scheduler
 
 
 class Tower(NamedTuple):

@@ -1,10 +1,11 @@
 """A worker that computes nothing: it predicts when a step would end, and which sequences would end with it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import numpy as np
 
+from penstock.core.scheduling.orders import Orders
 from penstock.core.simulation.device import Device, StepShape, Timing
 from penstock.core.simulation.tower import ModelledTower
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, StepPlan, StepResult, WorkerHello
@@ -57,10 +58,11 @@ class ModelledWorker:
         """When the scheduler will hear of the next image, if no step comes first."""
         return inf if self._tower is None else self._tower.ready_at + self._one_way
 
-    def take_images(self, messages: Iterable[EncodeImage | DropEmbedding], sent: float) -> None:
-        """Take the messages about images that the scheduler sent at `sent`."""
+    def take_orders(self, orders: Orders, sent: float) -> None:
+        """Take the orders that the scheduler sent at `sent`; those about images take time."""
         if self._tower is not None:
-            self._tower.order(messages, sent + self._one_way)
+            about_images = [order for order in orders if isinstance(order, EncodeImage | DropEmbedding)]
+            self._tower.order(about_images, sent + self._one_way)
 
     def take_encoded(self, now: float) -> list[ImageEncoded]:
         """Return the messages about images that the scheduler has got by now."""

@@ -119,7 +119,7 @@ class Engine:
         deadline = time.monotonic() + self._config.frontend.shutdown_timeout
         while time.monotonic() < deadline and self._has_work():  # noqa: ASYNC110 (statistics come as they come)
             await asyncio.sleep(_LOOK_SECONDS)
-        log.info("engine stops", still_has_work=self._has_work())
+        log.info("engine stopping", still_has_work=self._has_work())
         await self._watch.close()
         self._context.term()
         self._process.terminate()

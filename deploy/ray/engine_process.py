@@ -26,7 +26,7 @@ async def _run(config: Config) -> int:
     running = asyncio.create_task(supervisor.run())
     while not running.done():
         await asyncio.wait((running,), timeout=config.ipc.heartbeat_interval)
-        reap_strangers(supervisor.pids)
+        reap_strangers(supervisor.owners)
     return running.result()
 
 

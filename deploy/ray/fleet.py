@@ -47,7 +47,7 @@ class Fleet:
             await asyncio.sleep(self._interval)
             cards = {card.name: card for card in await self._ask()}
             for name in cards.keys() - self._links.keys():
-                log.info("engine joins", engine=name)
+                log.info("engine joined", engine=name)
                 self._links[name] = self._connect(cards[name])
                 book.join(self._links[name])
             await self._let_go(book, cards)
@@ -56,6 +56,6 @@ class Fleet:
         for name in self._links.keys() - there.keys():
             others = [link for other, link in self._links.items() if other in there]
             if any(link.facts is not None for link in others):
-                log.info("engine leaves", engine=name)
+                log.info("engine left", engine=name)
                 with suppress(ValueError):
                     await book.leave(self._links.pop(name))

@@ -66,7 +66,7 @@ class Frontend:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # requests run in parallel already
         check_private_parts()
         if not load_api_keys(options.api_keys_file) and not options.insecure_bind:
-            log.warning("there are no API keys: everybody who reaches Ray Serve's port may ask for everything")
+            log.warning("no API keys: anyone who reaches Ray Serve's port can use the server")
         services = [await model.start() for model in self._models]
         # Without keys, web pages must not reach it by a host name of their own, unless an option opens it to any name.
         host = "" if options.insecure_bind else "127.0.0.1"

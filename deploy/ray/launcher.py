@@ -106,7 +106,7 @@ class RankGroup:
     async def _gather(self) -> tuple[list[Any], str]:
         if self._placement is None:
             self._placement = placement_group([self._needs] * self._num_ranks, strategy="PACK")
-            log.info("waits for the cluster to have room", ranks=self._num_ranks, each=self._needs)
+            log.info("waiting for room in the cluster", ranks=self._num_ranks, each=self._needs)
             await self._placement.ready()
         actor = ray.remote(RankHost)
         hosts = [
@@ -179,7 +179,7 @@ class _RemoteProcess:
         try:
             self.returncode = await self._run(config, arguments, keys)
         except ray.exceptions.RayError as error:  # the actor was killed, or its node is gone
-            log.warning("a rank's actor has ended", reason=str(error).splitlines()[0][:200])
+            log.warning("rank actor ended", reason=str(error).splitlines()[0][:200])
             self.returncode = _KILLED
         finally:
             self._begun.set()

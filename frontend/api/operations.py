@@ -199,7 +199,7 @@ async def expert_load(service: Service, record: RequestRecord, body: bytes) -> R
             counts = layers.setdefault(str(layer.layer), [0] * len(layer.tokens))
             layers[str(layer.layer)] = [a + b for a, b in zip(counts, layer.tokens, strict=True)]
     if not layers:
-        raise RouteNotFound("no tokens of experts have been counted; that needs --enable-expert-parallel")
+        raise RouteNotFound("expert load is only recorded with --enable-expert-parallel")
     return Reply(msgspec.json.encode(schema.ExpertLoad(layers)))
 
 

@@ -198,7 +198,7 @@ class PromptReader:
         except ChildUnusableError as unusable:
             error = str(unusable)
         if error:
-            log.warning("tokenizing given up", num_chars=len(text), reason=error)
+            log.warning("tokenizing failed", num_chars=len(text), reason=error)
             raise InvalidParameter(f"{field} cannot be tokenized: {error}", param=field)
         return [int(token_id) for token_id in token_ids]
 
@@ -210,7 +210,7 @@ class PromptReader:
                 return msgspec.convert(facts, TemplateFacts)
         except (ChildTooSlowError, ChildDiedError, ChildUnusableError, ApiError, msgspec.ValidationError) as failed:
             error = str(failed) or type(failed).__name__
-        log.warning("the chat template cannot be tried out: formats are found by its words", reason=error)
+        log.warning("chat template not probed: formats are found by its words", reason=error)
         return None
 
     async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str, list[str]]:
@@ -221,7 +221,7 @@ class PromptReader:
         try:
             rendered, error = await self._children.ask(question, MAX_RENDER_SECONDS)
         except ChildTooSlowError:
-            log.warning("chat template given up", seconds=MAX_RENDER_SECONDS)
+            log.warning("chat template timed out", seconds=MAX_RENDER_SECONDS)
             error = f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds on these messages"
         except ChildDiedError:
             log.warning("chat template process died")
@@ -358,7 +358,7 @@ class Service:
             try:
                 await siblings.listen()
             except OSError as error:  # requests can be answered without them
-                log.warning("other frontends cannot continue the streams of this one", reason=str(error))
+                log.warning("streams not resumable at other frontends", reason=str(error))
             self.siblings = siblings
 
     async def admit(self, record: RequestRecord) -> Rules:

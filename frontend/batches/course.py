@@ -75,11 +75,11 @@ class Course:
                 check_lines, self._path, (live.batch.endpoint,), service.max_body_bytes, lambda name: name in names
             )
         except Exception:  # another try would most likely fail as well, and so on for ever
-            log.exception("a batch cannot be checked", batch=live.batch.id)
+            log.exception("batch check failed", batch=live.batch.id)
             num_lines, errors = 0, [_UNCHECKED]
         if errors:
             await self._batches.change(live.number, ["validating"], "failed", errors=BatchErrors(errors))
-            log.info("a batch is not valid", batch=live.batch.id, error=errors[0].message, line=errors[0].line)
+            log.info("batch not valid", batch=live.batch.id, error=errors[0].message, line=errors[0].line)
             return False
         return await self._batches.change(live.number, ["validating"], "in_progress", num_lines=num_lines)
 
@@ -91,7 +91,7 @@ class Course:
                 async for line in self._missing():
                     tasks.create_task(self._keep(line, await self._start(live, line)))
         except TimeoutError:
-            log.info("a batch has expired", batch=live.batch.id)
+            log.info("batch expired", batch=live.batch.id)
 
     async def _keep(self, line: NumberedLine, answer: asyncio.Task[tuple[bytes, bool]]) -> None:
         content, is_error = await answer
@@ -134,7 +134,7 @@ class Course:
             done = await self._stored(
                 lambda: whole(self._batches.change(live.number, [before], to, also=take, **facts))
             )
-            log.info("a batch has ended", batch=live.batch.id, status=to if done else "elsewhere")
+            log.info("batch ended", batch=live.batch.id, status=to if done else "elsewhere")
         finally:
             for each in new.values():
                 each.discard()
@@ -161,5 +161,5 @@ class Course:
             try:
                 return await write()
             except (StorageFull, StorageBusy) as error:
-                log.error("a batch waits", batch=self._live.batch.id, reason=error.message)
+                log.error("batch waiting", batch=self._live.batch.id, reason=error.message)
                 await asyncio.sleep(RETRY_SECONDS)

@@ -85,9 +85,9 @@ class BatchRunner:
                     await self._files.sweep()
                 await self._look()
             except ApiError as error:  # the disk is full, or the database busy
-                log.warning("batches cannot be looked at", reason=error.message)
+                log.warning("batches not read", reason=error.message)
             except Exception:
-                log.exception("batches cannot be looked at")
+                log.exception("batches not read")
             if self._held_until and time.monotonic() > self._held_until:  # another frontend may have the lease
                 await self._stop_all()
                 self._held_until = 0.0
@@ -124,7 +124,7 @@ class BatchRunner:
         if self._courses.get(number, (None,))[0] is task:
             del self._courses[number]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a batch has broken off; it is tried again", exc_info=error)
+            log.error("batch interrupted, retrying", exc_info=error)
             self._not_before[number] = time.monotonic() + FAILURE_SECONDS
 
     async def _stop(self, number: int) -> None:

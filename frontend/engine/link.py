@@ -279,7 +279,7 @@ class EngineLink:
             self._progress_at = self._last_heard
             log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages, **self.which)
         if facts.is_draining and not self.is_draining:
-            log.info("engine drains", **self.which)
+            log.info("engine draining", **self.which)
         self.facts = self.last_facts = facts
         self.is_draining = facts.is_draining
         self._user.on_readiness(self)

@@ -39,9 +39,10 @@ class _PerMinute:
         """Raise RateLimitExceeded unless `amount` more fits."""
         excess = self._drained() + amount - self.limit
         if self.limit and excess > _ROUNDING:
+            used, seconds = ceil(self._used - _ROUNDING), ceil(excess * 60 / self.limit)
+            what = self._name.replace("_", " ")
             raise RateLimitExceeded(
-                f"this API key has {self._name} = {self.limit}, and {ceil(self._used - _ROUNDING)} are used",
-                retry_after=ceil(excess * 60 / self.limit),
+                f"rate limit reached: {used} of {self.limit} {what}; retry in {seconds} s", retry_after=seconds
             )
 
     def use(self, amount: int) -> None:

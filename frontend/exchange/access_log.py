@@ -48,7 +48,7 @@ class AccessLog:
         try:
             opened = self._open()
         except OSError as error:
-            log.error("the access log cannot be opened again", file=str(self._path), reason=error.strerror)
+            log.error("access log not reopened", file=str(self._path), reason=error.strerror)
             return
         self._sink.flush(FLUSH_SECONDS)
         os.dup2(opened, self._descriptor, inheritable=False)  # the sink and its thread go on

@@ -236,7 +236,8 @@ _LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[s
     ),
     (
         GaugeMetricFamily, "penstock_kv_transport_failed",
-        "1 for each transport of KV pages that has failed and is switched off.", "transport",
+        "1 for each transport of KV pages that has failed between two workers and is switched off for them.",
+        "transport",
         lambda s: dict.fromkeys(s.handover.failed_transports if s.handover else (), 1),
     ),
     (

@@ -214,7 +214,7 @@ class Exchange:
             try:
                 observe(record, route, request, now)
             except Exception:  # the client already has its answer
-                log.exception("a request could not be recorded")
+                log.exception("access log or trace failed")
 
     async def _reply(self, record: RequestRecord, route: Route, request: Request) -> Reply | StreamReply:
         try:

@@ -121,7 +121,7 @@ class Traces:
         try:
             await asyncio.wait_for(done.wait(), FLUSH_SECONDS)
         except TimeoutError:
-            log.warning("the last traces could not be sent", seconds=FLUSH_SECONDS)
+            log.warning("last traces not sent", seconds=FLUSH_SECONDS)
 
 
 def _of_request(
@@ -200,7 +200,7 @@ class _ToOurLog(logging.Handler):
     """Writes the SDK's messages to our log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log.warning("traces", reason=record.getMessage())
+        log.warning("trace export failed", reason=record.getMessage())
 
 
 def _bring_to_our_log(logger: logging.Logger) -> None:

@@ -91,7 +91,7 @@ class FormReader:
             if piece:
                 yield piece
             if self._is_content and not await self._more():
-                raise MalformedBody("the form ends in the middle")
+                raise MalformedBody("the multipart body is truncated")
 
     async def _head(self) -> bytes:
         """A part's head: from the end of the delimiter's line to the empty line."""
@@ -99,13 +99,13 @@ class FormReader:
             if len(self._held) > _MAX_HEAD_BYTES:
                 raise MalformedBody(f"the head of a part may have at most {_MAX_HEAD_BYTES} bytes")
             if not await self._more():
-                raise MalformedBody("the form ends in the middle")
+                raise MalformedBody("the multipart body is truncated")
         return await self._take(at + 4)
 
     async def _take(self, num_bytes: int) -> bytes:
         while len(self._held) < num_bytes:
             if not await self._more():
-                raise MalformedBody("the form ends in the middle")
+                raise MalformedBody("the multipart body is truncated")
         taken = bytes(self._held[:num_bytes])
         del self._held[:num_bytes]
         return taken

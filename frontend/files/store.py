@@ -212,7 +212,7 @@ class FileStore:
             ).fetchone()
         )
         if row is None:
-            raise FileNotFound(f"there is no file {file_id[:128]!r} here (any more)", param="file_id")
+            raise FileNotFound(f"file {file_id[:128]!r} not found or deleted", param="file_id")
         return _shown(row)
 
     async def page(
@@ -258,7 +258,7 @@ class FileStore:
             return file.execute("DELETE FROM files WHERE owner = ? AND id = ?", (owner, file_id)).rowcount
 
         if not await self._database.write(work):
-            raise FileNotFound(f"there is no file {file_id[:128]!r} here (any more)", param="file_id")
+            raise FileNotFound(f"file {file_id[:128]!r} not found or deleted", param="file_id")
         await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     def path(self, file_id: str) -> Path:

@@ -369,7 +369,7 @@ def _write_sample(matcher: "LLMatcher", draw: random.Random, marks: list[int]) -
 
 
 def _nothing_after(num_tokens: int) -> str:
-    return f"nothing goes on after {num_tokens} tokens" if num_tokens else "nothing matches it"
+    return f"the grammar has no valid continuation after {num_tokens} tokens" if num_tokens else "nothing matches it"
 
 
 def _shortened(message: str) -> str:

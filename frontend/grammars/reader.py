@@ -188,7 +188,7 @@ class GrammarReader:
                 [source.kind, source.text], self._max_seconds
             )
         except ChildTooSlowError:
-            log.warning("grammar given up", kind=source.kind, seconds=self._max_seconds)
+            log.warning("grammar timed out", kind=source.kind, seconds=self._max_seconds)
             error = f"parsing it takes longer than {self._max_seconds:g} seconds"
             return _Outcome(error=error, is_given_up=True, until=until)
         except ChildDiedError:

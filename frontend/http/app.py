@@ -155,7 +155,10 @@ class _Mount:
 
 
 def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
-    """A route that refuses requests for which there is none; `allowed` are the methods that the path has routes for."""
+    """Return a route that refuses a request that no route takes: with status 405 if its path takes other methods.
+
+    `allowed`: the methods that the path takes; empty if nothing is there.
+    """
     why = why_absent(method, path[:256])
     error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}{': ' if why else ''}{why}")
     if allowed and not why:
@@ -320,7 +323,7 @@ class BodyReader:
                 if num_bytes > max_bytes:
                     raise _too_large(max_bytes, "more")
                 if self._num_held > MAX_HELD_BODIES * max_bytes:
-                    raise Unavailable("too many large bodies are being received", retry_after=_RETRY_SECONDS)
+                    raise Unavailable("too many large request bodies in flight; retry", retry_after=_RETRY_SECONDS)
                 if size is not None:
                     size.feed(piece)
         except TooManyValuesError as error:

@@ -81,9 +81,7 @@ def connections_within_limit(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
     allowed = max(soft - OTHER_DESCRIPTORS, soft // 2)
-    log.warning(
-        "fewer connections: the limit of open files is low", max_connections=wanted, allowed=allowed, limit=soft
-    )
+    log.warning("fewer connections allowed", max_connections=wanted, allowed=allowed, limit=soft)
     return allowed
 
 

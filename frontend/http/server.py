@@ -119,16 +119,16 @@ class Server:
         try:
             if options.api_keys_file:
                 self.service.access.change(load_api_keys(options.api_keys_file))
-                log.info("read the API keys again", file=options.api_keys_file)
+                log.info("API keys reloaded", file=options.api_keys_file)
         except ConfigError as error:
-            log.error("the API keys stay unchanged", reason=str(error))
+            log.error("API keys not reloaded", reason=str(error))
         try:
             if self._tls is not None:
                 load_tls(options)  # try first: loading a key that does not fit the certificate would break both
                 load_certificate(self._tls, options)
-                log.info("read the certificate again", file=options.tls_certificate)
+                log.info("certificate reloaded", file=options.tls_certificate)
         except ConfigError as error:
-            log.error("the certificate stays unchanged", reason=str(error))
+            log.error("certificate not reloaded", reason=str(error))
 
     async def close(self) -> None:
         """Drain, then close everything."""
@@ -145,7 +145,7 @@ class Server:
             await each.close()
         self._context.term()
         self.service.metrics.share()
-        log.info("stopped")
+        log.info("frontend stopped")
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self.service.engine.ready.wait()
@@ -168,7 +168,9 @@ class _OneLine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        log.warning("http", message=record.getMessage()[:256], reason=repr(error)[:256] if error else None)
+        log.warning(
+            "HTTP request invalid", message=record.getMessage()[:256], reason=repr(error)[:256] if error else None
+        )
 
 
 def _http_logger() -> logging.Logger:

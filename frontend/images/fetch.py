@@ -60,7 +60,7 @@ class ImageFetcher:
             FetchRefusedError: images may not be fetched from it.
         """
         if not self._hosts:
-            raise FetchRefusedError("images are not fetched from addresses here; send them as data: URLs in base64")
+            raise FetchRefusedError("this server does not fetch images; send them as data: URLs in base64")
         if len(address) > MAX_ADDRESS:
             raise FetchRefusedError(f"the address has {len(address)} characters; at most {MAX_ADDRESS} are allowed")
         if _ODD.search(address):
@@ -77,9 +77,7 @@ class ImageFetcher:
         host = (url.raw_host or "").lower().rstrip(".")
         named = host if port == _PORTS[url.scheme] else f"{host}:{port}"
         if not host or not any(_matches(named, allowed) for allowed in self._hosts):
-            raise FetchRefusedError(
-                f"images are not fetched from {named[:128]!r} here; --image-hosts names who is asked"
-            )
+            raise FetchRefusedError(f"this server does not fetch images from {named[:128]!r} (--image-hosts)")
         return url
 
     async def fetch(self, address: str) -> bytes:
@@ -113,7 +111,7 @@ class ImageFetcher:
                 if answer.status not in _MOVED:
                     return await self._body(answer)
                 url = self.check(_target(url, answer.headers.get("Location", "")))
-        raise FetchRefusedError(f"the address leads on more than {MAX_REDIRECTS} times")
+        raise FetchRefusedError(f"the address redirects more than {MAX_REDIRECTS} times")
 
     async def _addresses(self, url: URL) -> list[str]:
         """The IP addresses of a URL's host, all of which are public."""
@@ -130,7 +128,7 @@ class ImageFetcher:
         if answer.status != 200:
             raise FetchRefusedError(f"the image cannot be fetched: its host answers with status {answer.status}")
         if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise FetchRefusedError("the image comes compressed by its host, which was not asked for")
+            raise FetchRefusedError("the host sent a compressed body")
         too_large = FetchRefusedError(f"the image has more than {self._max_bytes} bytes")
         if (answer.content_length or 0) > self._max_bytes:
             raise too_large
@@ -197,5 +195,5 @@ def _matches(named: str, allowed: str) -> bool:
 def _target(url: URL, location: str) -> str:
     """Where a redirect leads."""
     if not location or _ODD.search(location):
-        raise FetchRefusedError("the address leads on to one that is not valid")
+        raise FetchRefusedError("the address redirects to one that is not valid")
     return str(url.join(URL(location)))

@@ -45,7 +45,7 @@ def expanded(
         InvalidRequest: the number of image tokens is not the number of runs.
     """
     if token_ids.count(image_token_id) != sum(len(placeholder.runs) for placeholder in placeholders):
-        raise InvalidRequest("the messages spell the token that stands for images", param="messages")
+        raise InvalidRequest("message text contains the image placeholder token", param="messages")
     longer: list[int] = []
     spans: list[Span] = []
     copied = 0

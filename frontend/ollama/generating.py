@@ -51,7 +51,7 @@ from penstock.frontend.validation.tokens import check_token_ids
 
 
 class _Said(msgspec.Struct):
-    """Whether a request has anything to answer; the rest of it is not read."""
+    """The fields that say whether a request has a prompt or messages; one without only loads or unloads the model."""
 
     model: str | None = None
     keep_alive: msgspec.Raw = msgspec.Raw(b"")
@@ -195,7 +195,7 @@ def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) 
     if request.suffix and service.model.infill is None:
         raise UnsupportedParameter(f"{request.model!r} does not support insert", param="suffix")
     if request.think:
-        raise UnsupportedParameter("think: a text that is continued as it is has no thinking", param="think")
+        raise UnsupportedParameter("think is not supported together with raw or suffix", param="think")
     checked = validate_completion(completion, rules)
     valid = replace(checked, common=with_options(checked.common, request, options, warnings, rules))
 

@@ -186,7 +186,7 @@ class ResponseCourse:
         try:
             await self._run.service.conversations.append(self._run.record.key_id, conversation_id, items)
         except (ApiError, sqlite3.Error) as error:
-            log.warning("a conversation does not go on", id=conversation_id, reason=str(error))
+            log.warning("conversation not continued", id=conversation_id, reason=str(error))
 
     def shown(self) -> Response:
         """The response as it is now."""

@@ -238,6 +238,6 @@ def resolved(items: list[Item], known: dict[str, Item]) -> list[Item]:
     for index, item in enumerate(items):
         if item.get("type") == "item_reference" and item["id"] not in known:
             raise InvalidParameter(
-                f"input[{index}]: there is no item {item['id']!r} here (any more)", param=f"input[{index}].id"
+                f"input[{index}]: item {item['id']!r} not found or deleted", param=f"input[{index}].id"
             )
     return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]

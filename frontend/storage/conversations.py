@@ -243,7 +243,7 @@ def _get(file: sqlite3.Connection, owner: str, conversation_id: str) -> Conversa
         "SELECT id, created_at, metadata FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id)
     ).fetchone()
     if row is None:
-        raise ConversationNotFound(f"there is no conversation {conversation_id[:128]!r} here (any more)")
+        raise ConversationNotFound(f"conversation {conversation_id[:128]!r} not found or deleted")
     return Conversation(row[0], row[1], _metadata.decode(row[2]))
 
 

@@ -67,7 +67,7 @@ class Database:
             if not is_disk_full(error):
                 self._thread.shutdown()
                 raise ConfigError(f"--data-dir {str(folder)!r}: {FILE_NAME} cannot be used: {error}") from None
-            log.error("nothing can be stored: the disk is full", folder=str(folder), reason=str(error))
+            log.error("storing failed: the disk is full", folder=str(folder), reason=str(error))
         except ConfigError:
             self._thread.shutdown()
             raise

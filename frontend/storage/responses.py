@@ -130,7 +130,7 @@ class ResponseStore:
         try:
             return await self._tables.write(work)
         except (sqlite3.Error, ServerError, TooManyValuesError) as error:  # the last if the output adds too many
-            log.error("a response is not stored", id=response_id, reason=str(error))
+            log.error("response not stored", id=response_id, reason=str(error))
             return False
 
     async def renew(self, owner: str, response_id: str) -> None:
@@ -143,7 +143,7 @@ class ResponseStore:
                 )
             )
         except (sqlite3.Error, ServerError) as error:
-            log.warning("a response could not be said to live", id=response_id, reason=str(error))
+            log.warning("response lease not renewed", id=response_id, reason=str(error))
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
         """Return a response, and make it its owner's most recently used one.
@@ -185,7 +185,7 @@ class ResponseStore:
         try:
             return await self._tables.write(use)
         except (sqlite3.Error, ServerError) as error:  # only its time of use is not recorded
-            log.warning("a response's use could not be recorded", reason=str(error))
+            log.warning("response use not recorded", reason=str(error))
             return await self._tables.read(look)
 
     async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
@@ -256,4 +256,4 @@ def _num_values(text: bytes) -> int:
 
 
 def _not_here(response_id: str) -> str:
-    return f"there is no response {response_id[:128]!r} here (any more)"
+    return f"response {response_id[:128]!r} not found or deleted"

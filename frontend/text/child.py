@@ -136,7 +136,7 @@ def seam_for(written: list[Any]) -> str:
     for seam in _SEAMS:
         if repr(seam)[1:-1] not in everything and seam not in everything:
             return seam
-    raise TemplateFailed("the texts spell special tokens and hold all characters that could part them")
+    raise TemplateFailed("the messages contain text that looks like special tokens and cannot be escaped")
 
 
 def _clean(text: str, seam: str) -> str:

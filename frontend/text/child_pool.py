@@ -51,7 +51,7 @@ _PATIENCE = 8
 """A question may take so many times its CPU seconds by the clock: beside others it computes slowly."""
 
 _MIN_WAIT = 0.02
-_BUSY = "the machine is too busy to read this request"
+_BUSY = "reading this request timed out: the server is overloaded"
 
 MAX_MEMORY = 4 << 30
 """Limit for the address space of a process, in bytes: most vocabularies and grammars need a tenth of it."""
@@ -135,12 +135,12 @@ class ChildPool:
             try:
                 return await self._ask(await self._waiting() or await self._start(), question, seconds)
             except (ChildDiedError, _ChildHeldUpError) as error:
-                log.warning("a process is lost, another one is asked", kind=self._kind, reason=type(error).__name__)
+                log.warning("helper process lost, retrying", kind=self._kind, reason=type(error).__name__)
                 return await self._ask(await self._start(), question, seconds)
         except _ChildHeldUpError:
             raise Unavailable(_BUSY, retry_after=RETRY_SECONDS) from None
         except _ChildNotStartedError as error:
-            log.error("no process can be started", kind=self._kind, reason=str(error))
+            log.error("helper process not started", kind=self._kind, reason=str(error))
             raise Unavailable("the process that reads requests cannot be started", retry_after=RETRY_SECONDS) from None
 
     async def _waiting(self) -> "_Child | None":
@@ -205,14 +205,14 @@ class ChildPool:
         """Replace a process by a new one; the old one goes on until the new one is ready."""
         try:
             new = await self._start()
-            log.info("a process is replaced", kind=self._kind, pid=old.pid, by=new.pid)
+            log.info("helper process replaced", kind=self._kind, pid=old.pid, by=new.pid)
             self._idle.append(new)
             old.is_retired = True
             if old in self._idle:
                 self._idle.remove(old)
                 await self._end(old)
         except (ChildUnusableError, _ChildNotStartedError) as error:
-            log.warning("a process is not replaced", kind=self._kind, reason=str(error))
+            log.warning("helper process not replaced", kind=self._kind, reason=str(error))
         finally:
             self._renewal = None
 

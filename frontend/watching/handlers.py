@@ -113,7 +113,7 @@ async def show_life(service: Service, record: RequestRecord, body: bytes) -> Rep
         if isinstance(answer, RequestLife) and answer.request_id:
             return Reply(msgspec.json.encode(told.life(answer, label)))
     raise RequestNotFound(
-        f"no engine knows a request {record.argument[:64]!r}; one that has ended is remembered while somebody watches"
+        f"no engine knows request {record.argument[:64]!r}; finished requests are kept only while a client watches"
     )
 
 

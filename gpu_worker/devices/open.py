@@ -37,7 +37,7 @@ def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch", co
     if name == "cpu":
         if cores:
             os.sched_setaffinity(0, cores)
-            log.info("keeps to some cores", cores=len(cores), first=min(cores), last=max(cores))
+            log.info("pinned to cores", cores=len(cores), first=min(cores), last=max(cores))
         return CpuDevice(num_threads, _library(kernels, num_threads or num_cores()))
     try:
         device = torch.device(name)

@@ -187,7 +187,7 @@ class DiskMover:
         try:
             self._store.read(move.place, move.key, page, move.stamp)
         except (DamagedError, OSError) as error:
-            log.warning("disk KV: a page is lost", reason=str(error))
+            log.warning("disk KV: page lost", reason=str(error))
             return str(error)
         with self._lock:
             if job.epoch == self._epoch:

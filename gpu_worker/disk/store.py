@@ -67,10 +67,10 @@ class DiskStore:
             try:
                 self._segments[number].read_table()
             except NewerFormatError:
-                log.warning("disk KV: a file of a later version is left alone", file=str(path))
+                log.warning("disk KV: file of a later version left alone", file=str(path))
                 self._unusable.add(number)
             except (DamagedError, OSError) as error:
-                log.warning("disk KV: a damaged file is dropped", file=str(path), reason=str(error))
+                log.warning("disk KV: damaged file dropped", file=str(path), reason=str(error))
                 self.num_damaged_files += 1
                 path.unlink()
         last, num_in_last = divmod(self.num_pages, self._shape.capacity)

@@ -75,6 +75,6 @@ class Guarded(Drafter):
         try:
             return work(self._drafter)
         except Exception as error:  # any failure, since the model works without guesses
-            log.exception("the drafter has failed and is switched off: streams go on without drafts")
+            log.exception("drafter failed")
             self._drafter, self._error = None, failure_reason(error)
             return otherwise

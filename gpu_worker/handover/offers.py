@@ -204,7 +204,7 @@ class Offers:
             except (MalformedMessage, ValueError):
                 continue
             except Exception:  # the thread must go on: others wait for its answers
-                log.exception("a reader of KV pages cannot be answered")
+                log.exception("KV reader not answered")
 
     def _on_message(self, reader: bytes, message: FromReader) -> None:
         match message:

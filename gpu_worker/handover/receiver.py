@@ -6,8 +6,9 @@
     all layers of all pages have arrived ──▶ KVReceived
 
 A thread has the sockets and does all reads. It writes to the pool under a lock, so that nothing is written any more
-once the scheduler has started afresh. A transport that fails is logged and switched off for good. The next handover
-uses another transport.
+once the scheduler has started afresh. Each link to another worker has a transport of its own: the best that both name
+and that reaches the other worker, which shared memory does on one host only. A transport that fails is logged, and
+switched off for this link if there is another one. The next handover uses that one.
 """
 
 import os
@@ -65,11 +66,13 @@ class _Receipt:
 class _Link:
     """The socket to another worker, and the reader of its pages."""
 
-    def __init__(self, socket: zmq.Socket[bytes], source: KVSource) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], source: KVSource, transports: list[str]) -> None:
+        """`transports`: those that both sides name, the best first."""
         self.socket = socket
         self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.source = source
-        self.transport = ""
+        self.transports = transports  # the first one is used; those that do not reach the other worker are removed
+        self.failed: list[str] = []  # those that have failed in use, and are removed, too
         self.reader: Reader | None = None
         self.reads: dict[int, _Receipt] = {}
 
@@ -92,12 +95,11 @@ class Receiver:
     """All methods except those of the thread run in the worker's main thread; none of them waits for another engine."""
 
     def __init__(self, kv: KVPool, transports: dict[str, Transport], place: Place) -> None:
-        """`transports`: the best first; a transport that fails is removed."""
+        """`transports`: the best first."""
         self._kv = kv
         self._num_layers = sum(len(group.layers) for group in kv.groups)
         self._part_bytes = kv.blocks.shape[2] * kv.blocks.element_size()
         self._transports = transports
-        self._failed: tuple[str, ...] = ()
         self._place = place
         self._codec: Codec[ToReader] = Codec(ToReader)
         self._held: deque[tuple[int, ReceiveKV | StopReceivingKV]] = deque()  # each with the step that it waits for
@@ -214,9 +216,9 @@ class Receiver:
         try:
             self._obey(message)
         except Exception as error:  # the thread must go on: others wait for its answers
-            log.exception("pages of another engine cannot be received")
+            log.exception("KV handover failed unexpectedly")
             self._receipts.pop(message.handover_id, None)
-            self._done.append(KVReceived(message.handover_id, 0, f"{type(error).__name__}: {error}", self._failed))
+            self._answer(message.handover_id, 0, f"{type(error).__name__}: {error}")
 
     def _obey(self, message: ReceiveKV | StopReceivingKV) -> None:
         if isinstance(message, StopReceivingKV):
@@ -237,7 +239,8 @@ class Receiver:
         if before is not None:
             self._give_up(before, "the other worker is another one now")
         place = self._place
-        return _Link(sockets.dealer(place.context, source.address, "kv-reader", place.keys), source)
+        socket = sockets.dealer(place.context, source.address, "kv-reader", place.keys)
+        return _Link(socket, source, [name for name in self._transports if name in source.transports])
 
     def _hear(self, link: _Link) -> None:
         while True:
@@ -263,7 +266,7 @@ class Receiver:
                 self._guarded(link, partial(self._take, link, message, data))
 
     def _guarded(self, link: _Link, act: Callable[[], None]) -> None:
-        """Call `act`, which uses a link's reader; if it fails, switch off the reader's transport."""
+        """Call `act`, which uses a link's reader; if it fails, use another transport from the next handover on."""
         try:
             act()
             if link.reader is not None:
@@ -272,7 +275,7 @@ class Receiver:
         except TransportError as error:
             self._switch_off(link, str(error))
         except Exception as error:  # the thread must go on: others wait for its answers
-            log.exception("a KV transport has failed unexpectedly")
+            log.exception("KV transport failed unexpectedly")
             self._switch_off(link, f"{type(error).__name__}: {error}")
 
     def _take(self, link: _Link, message: KVData, data: memoryview) -> None:
@@ -307,13 +310,16 @@ class Receiver:
             reader.begin(Read(self._next_read, parts, of_group[wanted, 2], ours[wanted]))
 
     def _reader_of(self, link: _Link) -> Reader:
+        while link.reader is None and link.transports:
+            name = link.transports[0]
+            try:
+                link.reader = self._transports[name].reader(link.source, lambda message: self._send(link, message))
+                log.info("KV link opened", transport=name, address=link.source.address)
+            except TransportError as error:  # no failure: memory of another host, for example
+                log.info("KV transport not usable", transport=name, address=link.source.address, reason=str(error))
+                del link.transports[0]
         if link.reader is None:
-            name = next((each for each in self._transports if each in link.source.transports), "")
-            if not name:
-                raise TransportError("no transport is left that both sides have")
-            link.transport = name
-            link.reader = self._transports[name].reader(link.source, lambda message: self._send(link, message))
-            log.info("KV pages of another engine", transport=name, address=link.source.address)
+            raise TransportError("no transport that both sides have reaches the other worker")
         return link.reader
 
     def _on_read(self, link: _Link, number: int) -> None:
@@ -336,7 +342,11 @@ class Receiver:
         if link.reader is not None and not all(link.reader.stop(number) for number in numbers):
             self._close_reader(link)
         self._send(link, UnfollowKV(receipt.handover_id))
-        self._done.append(KVReceived(receipt.handover_id, receipt.num_bytes, error, self._failed))
+        self._answer(receipt.handover_id, receipt.num_bytes, error)
+
+    def _answer(self, handover_id: str, num_bytes: int, error: str) -> None:
+        failed = dict.fromkeys(name for link in self._links.values() for name in link.failed)
+        self._done.append(KVReceived(handover_id, num_bytes, error, tuple(failed)))
 
     def _close_reader(self, link: _Link) -> None:
         others = {each.handover_id: each for each in link.reads.values()}
@@ -351,11 +361,10 @@ class Receiver:
             link.reader = None
 
     def _switch_off(self, link: _Link, reason: str) -> None:
-        name = link.transport
-        if name in self._transports:
-            log.error("a KV transport has failed and is switched off", transport=name, reason=reason)
-            del self._transports[name]
-            self._failed += (name,)
+        name = next(iter(link.transports), "")
+        log.error("KV transport failed", transport=name, address=link.source.address, reason=reason)
+        if len(link.transports) > 1:  # the last one is tried again
+            link.failed.append(link.transports.pop(0))
         self._break(link, f"{name or 'transport'}: {reason}")
 
     def _break(self, link: _Link, reason: str) -> None:
@@ -382,4 +391,4 @@ class Receiver:
         try:
             link.socket.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            log.warning("the other worker does not read", address=link.source.address)
+            log.warning("KV peer not reading", address=link.source.address)

@@ -34,7 +34,7 @@ class EmbeddingStore:
         self.tower = tower
         self._made: dict[int, Tensor] = {}
         self._waiting: deque[_Encoding] = deque()
-        self._before = faults.point("worker.encode")
+        self._before, self._before_these = faults.point("worker.encode"), faults.point_about("worker.encode")
         self._turns = Turns()
 
     @property
@@ -93,6 +93,8 @@ class EmbeddingStore:
         try:
             if encoding.parts is None:
                 self._before()
+                if self._before_these is not None:
+                    self._before_these([message.num_embeddings])
                 pixels = self._checked(message)
                 encoding.parts = self.tower.encode(pixels, message.grid)
             while (made := next(encoding.parts)) is None and time.perf_counter() < until:

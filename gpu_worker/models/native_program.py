@@ -267,7 +267,7 @@ class ProgramWriter:
         return block._replace(out=self._kept(out))
 
     def _side_by_side(self, number: int, block: SideBySideBlock, x: int, scale: float) -> SideBySideBlock:
-        """residual += scale * (both outputs, each with a scale of its own); x is not the residual stream itself."""
+        """Add an attention and a recurrent mixer to the residual stream, each with its own scale; both read slot x."""
         its = block.mixer
         attention, o = self._attention(number, block.attention, x)
         self._add(o, self._attended, scale * its.attention_scale, None)

@@ -154,4 +154,4 @@ class QuantizedEmbedding:
 @cache
 def _tell_of_floats(why: str) -> None:
     """Once for each reason."""
-    log.warning("quantized weights become floats in memory", why=why)
+    log.warning("quantized weights dequantized in memory", why=why)

@@ -113,4 +113,4 @@ class Distributed:
                 torch.cuda.synchronize(self._device)
             dist.destroy_process_group()
         except RuntimeError as error:
-            log.warning("the group of ranks was broken when this one left it", reason=str(error).partition("\n")[0])
+            log.warning("rank group broken at exit", reason=str(error).partition("\n")[0])

@@ -66,7 +66,7 @@ def in_shared_memory(ranks: Ranks, library: Library) -> Ranks:
         why = str(error)
     all_are_here = not any(bytes(here)[0] for here in _exchanged(ranks, bytes([bool(why)])))
     if memory is None or not all_are_here:
-        log.info("sums over ranks go over the network", reason=why or "others do not share this host's memory")
+        log.info("all-reduce uses gloo", reason=why or "others do not share this host's memory")
         return ranks
     return OneHost(ranks, SharedRanks(library, memory))
 

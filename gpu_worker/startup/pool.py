@@ -87,7 +87,7 @@ def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: i
     try:
         host_pages = HostPages.within(num_bytes, kv, device)
     except NoHostMemoryError as error:
-        log.error("no host tier for KV pages: streams go on without it", reason=str(error))
+        log.error("host tier not available", reason=str(error))
         return None
     log.info(
         "host tier",

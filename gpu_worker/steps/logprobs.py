@@ -8,21 +8,23 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch, TokenScores
+from penstock.kernels.native.library import Library
 from penstock.kernels.sampling.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
 """Limit for fp32 logits of prompt positions held at once: a long chunk over a large vocabulary would take GiB."""
 
 
-def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
+def score(logits: Tensor, token_ids: Tensor, num_best: int, library: Library | None) -> TokenScores:
     """Score one token in each row of logits.
 
     Args:
         logits: [K, V] as the model returned them, any float type.
         token_ids: int32 or int64 [K].
         num_best: how many of the most likely tokens to include, at most V.
+        library: the native CPU kernels, if there are any.
     """
-    best, best_ids, own = top_logprobs(logits, token_ids, num_best)
+    best, best_ids, own = top_logprobs(logits, token_ids, num_best, library)
     return TokenScores(
         torch.cat((token_ids.int()[:, None], best_ids), dim=1),
         torch.cat((own[:, None], best), dim=1),
@@ -56,8 +58,9 @@ def prompt_scores(
     following = state.token_ids[packed[1], packed[2]]
     most = int(num_best[counts > 0].max())
     size = max(1, _LOGITS_BYTES // (4 * model.config.vocab_size))
+    library = device.library
     parts = [
-        score(model.logits(hidden.index_select(0, packed[0, i : i + size])), following[i : i + size], most)
+        score(model.logits(hidden.index_select(0, packed[0, i : i + size])), following[i : i + size], most, library)
         for i in range(0, num_tokens, size)
     ]
     return TokenScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

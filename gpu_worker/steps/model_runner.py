@@ -179,7 +179,7 @@ class ModelRunner:
         moves = None
         if self._drafter.traits.guesses_trees:
             if reason := why_no_trees(self._model.config):
-                log.warning("chains of tokens are guessed instead of trees", reason=reason)
+                log.warning("tree drafts unavailable, using chains", reason=reason)
             else:
                 moves = Moves(self._state, self._kv, self._device)
         self._drafts.draft_with(self._drafter, moves)
@@ -436,4 +436,5 @@ class ModelRunner:
         if index is None or raw is None:
             return tokens, None, row_errors
         drawn = tokens.index_select(0, index).clamp_(min=0)  # a row without a token is scored too
-        return tokens, score(raw, drawn, int(state.num_logprobs[rows].max())), row_errors
+        num_best = int(state.num_logprobs[rows].max())
+        return tokens, score(raw, drawn, num_best, self._device.library), row_errors

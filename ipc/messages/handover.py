@@ -89,7 +89,7 @@ class KVReceived(Message, frozen=True):
     handover_id: ShortText
     num_bytes: int = 0
     error: _Text = ""  # why the pages have not arrived
-    failed_transports: tuple[ShortText, ...] = ()  # switched off since the worker's start
+    failed_transports: tuple[ShortText, ...] = ()  # have failed, each on a link that is open
 
 
 class FollowKV(Message, frozen=True):

@@ -140,4 +140,4 @@ def _check(logits: Tensor, routing: Routing, correction: Tensor | None) -> None:
     if not 1 <= routing.top_k <= routing.top_groups * size:
         raise ValueError(f"cannot choose {routing.top_k} of {routing.top_groups * size} experts")
     if num_groups > 1 and routing.group_judge == "top2" and size < 2:
-        raise ValueError("groups of one expert have no two best")
+        raise ValueError("groups that are judged by their two best experts must have at least two")

@@ -167,6 +167,11 @@ int penstock_draw(const Sampling* sampling, const int32_t* rows, const int32_t* 
   return answer([&] { draw_rows(*sampling, rows, positions, count, logits, vocab_size, out); });
 }
 
+// See `log_sum_exp_rows`.
+int penstock_log_sum_exp(const float* logits, int count, int vocab_size, float* out) {
+  return answer([&] { log_sum_exp_rows(logits, count, vocab_size, out); });
+}
+
 // Operations of heads that guess token by token; see chain.h.
 int penstock_keep(const Chain* chain, int num_rows, const int32_t* rows, const int32_t* start, const int32_t* num_new,
                   const float* hidden) {

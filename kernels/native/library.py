@@ -147,6 +147,7 @@ class Library:
             "gather",
             "broadcast",
             "draw",
+            "log_sum_exp",
             "guess",
             "keep",
             "mask_tokens",
@@ -324,6 +325,22 @@ class Library:
         if data.dtype != torch.float32 or not data.is_contiguous() or data.numel() % (1 << 16):
             raise ValueError(f"cannot read {data.numel()} of {data.dtype}: need a multiple of 65,536 fp32 numbers")
         self.functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """log(sum(exp(logits))) of each row, with the same bits in any batch and with any number of threads.
+
+        Args:
+            logits: fp32[S, V], contiguous.
+
+        Returns:
+            fp32[S].
+        """
+        if logits.dtype != torch.float32 or logits.ndim != 2 or not logits.is_contiguous():
+            raise ValueError(f"cannot add up {tuple(logits.shape)} of {logits.dtype}: need contiguous fp32 rows")
+        num_rows, vocab_size = logits.shape
+        out = torch.empty(num_rows)
+        self.functions.penstock_log_sum_exp(_address(logits), c_int32(num_rows), c_int32(vocab_size), _address(out))
+        return out
 
     def _checked(self, answer: int) -> None:
         """Raise the error that a function's return value stands for."""

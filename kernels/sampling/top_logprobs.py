@@ -3,18 +3,24 @@
 import torch
 from torch import Tensor
 
+from penstock.kernels.native.library import Library
 from penstock.kernels.sampling.top_logprobs_cpu import top_logprobs_cpu
 
 _COMPILED_FOR = (0, 1, 5, 20)
 
 
-def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_logprobs(
+    logits: Tensor, chosen: Tensor, num_top: int, library: Library | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """log softmax of the best `num_top` tokens of each row and of one chosen token, without a full log-softmax copy.
+
+    A row's results have the same bits whatever other rows are beside it.
 
     Args:
         logits: [S, V], any float type.
         chosen: int32 or int64 [S], a token id per row.
         num_top: 0 <= num_top <= V.
+        library: the native CPU kernels, if there are any; on a GPU it is not used.
 
     Returns:
         (fp32 [S, num_top], highest first; int32 [S, num_top] their ids, of equal logits the lowest id first;
@@ -29,7 +35,7 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
         most = min(next((size for size in _COMPILED_FOR if size >= num_top), num_top), logits.shape[1])
         best, best_ids, of_chosen = top_logprobs_triton(logits, chosen, most)
         return best[:, :num_top], best_ids[:, :num_top], of_chosen
-    return top_logprobs_cpu(logits, chosen, num_top)
+    return top_logprobs_cpu(logits, chosen, num_top, library)
 
 
 def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduling.handover.handovers import Peers
 from penstock.core.scheduling.invariants import check_invariants
+from penstock.core.scheduling.orders import take_orders
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.steps.drafts import FixedLengths
@@ -267,13 +268,11 @@ class Driver:
             self.steps.append(step)
         if self.scheduler.disk is not None:
             self.disk.take(self.scheduler.disk.take_messages(), self.num_sent)
-        self.worker.take(self.scheduler.grammars.take_messages())
-        self._take_images()
+        self.take_orders()
         return step
 
-    def _take_images(self) -> None:
-        if self.scheduler.images is not None:
-            self.worker.take_images(self.scheduler.images.take_messages())
+    def take_orders(self) -> None:
+        self.worker.take_orders(take_orders(self.scheduler))
 
     def prepare(self) -> bool:
         """Let the worker make one grammar ready, or fail to; False if it is asked for none."""
@@ -420,11 +419,11 @@ class Driver:
         assert self.scheduler.running.num_free_rows == self.limits.max_num_seqs
         assert not self.scheduler.requests
         assert not len(self.scheduler.grammars)
-        self.worker.take(self.scheduler.grammars.take_messages())
+        self.take_orders()
         assert not self.worker.grammars
         if self.scheduler.images is not None:
             assert not self.scheduler.images.asking()
             self.scheduler.images.drop_unused()
             assert not len(self.scheduler.images), "nobody needs an embedding any more"
-            self._take_images()
+            self.take_orders()
             assert not self.worker.embeddings

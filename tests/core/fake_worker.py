@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
+from penstock.core.scheduling.orders import Orders
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -105,16 +106,28 @@ class FakeWorker(Memory):
         self.encoded: set[int] = set()
         self.num_encoded = 0
 
-    def take(self, messages: Iterable[PrepareGrammar | DropGrammar]) -> None:
-        """What the scheduler says of grammars."""
-        for message in messages:
-            if isinstance(message, PrepareGrammar):
-                assert message.grammar_id not in self.grammars
-                assert message.grammar not in self.grammars.values(), "asked once per text"
-                self.grammars[message.grammar_id] = message.grammar
-                self.asked.append(message)
-            else:
-                del self.grammars[message.grammar_id]
+    def take_orders(self, orders: Orders) -> None:
+        """What the scheduler says of grammars and images. What is dropped may have waited for its trial."""
+        for order in orders:
+            match order:
+                case PrepareGrammar():
+                    assert order.grammar_id not in self.grammars
+                    assert order.grammar not in self.grammars.values(), "asked once per text"
+                    self.grammars[order.grammar_id] = order.grammar
+                    self.asked.append(order)
+                case DropGrammar():
+                    self.grammars.pop(order.grammar_id, None)
+                case EncodeImage():
+                    assert order.key not in {each.key for each in self.embeddings.values()}, "encoded once"
+                    self.embeddings[order.embedding_id] = order
+                    self.to_encode.append(order)
+                    num_bytes = sum(each.num_embeddings for each in self.embeddings.values())
+                    assert num_bytes * self.limits.embedding_bytes <= self.limits.max_embedding_bytes
+                case DropEmbedding():
+                    self.embeddings.pop(order.embedding_id, None)
+                    self.encoded.discard(order.embedding_id)
+                    kept = (each for each in self.to_encode if each.embedding_id != order.embedding_id)
+                    self.to_encode = deque(kept)
 
     def prepare(self) -> GrammarPrepared:
         """Make the oldest grammar that was asked for ready; one that says so fails."""
@@ -124,20 +137,6 @@ class FakeWorker(Memory):
             return GrammarPrepared(message.grammar_id, f"{message.grammar} cannot be used")
         self.ready.add(message.grammar_id)
         return GrammarPrepared(message.grammar_id)
-
-    def take_images(self, messages: Iterable[EncodeImage | DropEmbedding]) -> None:
-        """What the scheduler says of images."""
-        for message in messages:
-            if isinstance(message, EncodeImage):
-                assert message.key not in {each.key for each in self.embeddings.values()}, "encoded once"
-                self.embeddings[message.embedding_id] = message
-                self.to_encode.append(message)
-                num_bytes = sum(each.num_embeddings for each in self.embeddings.values()) * self.limits.embedding_bytes
-                assert num_bytes <= self.limits.max_embedding_bytes
-            else:
-                del self.embeddings[message.embedding_id]
-                self.encoded.discard(message.embedding_id)
-                self.to_encode = deque(each for each in self.to_encode if each.embedding_id != message.embedding_id)
 
     def encode(self) -> ImageEncoded:
         """Embed the oldest image that was asked for; one that says so fails."""

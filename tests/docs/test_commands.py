@@ -224,7 +224,7 @@ def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
     finally:
         workplace.end([server])
     last = json.loads([line for line in workplace.log().splitlines() if line.startswith("{")][-1])
-    assert (last["event"], last["exit_code"]) == ("stopped", 0)
+    assert (last["event"], last["exit_code"]) == ("server stopped", 0)
 
 
 _ACCEPTED = """import sys

@@ -227,7 +227,7 @@ async def test_why_a_request_waits(server: Server) -> None:
         status, answer = await waiter
     assert status == 504
     assert "waited in the queue for more than 7 s; no free row: 4 of 4" in answer["error"]["message"]
-    line = await server.logged("a request waits for long", after=num_lines)
+    line = await server.logged("request waiting long", after=num_lines)
     assert "waiter" in line["request_id"]
     assert line["reason"].startswith("no free row: 4 of 4 in use")
     async with asyncio.timeout(60):

@@ -97,7 +97,7 @@ async def test_streams_go_on_after_the_worker_was_stopped(checkpoint: Checkpoint
         position = len(server.log)
         worker = server.children()["penstock-worker-0"]
         worker.send_signal(signal.SIGSTOP)
-        await server.logged("hangs, killing it", after=position)
+        await server.logged("process unresponsive, killing", after=position)
         assert await asyncio.wait_for(running, 60) == expected
         assert not worker.is_running()
         await server.settled(http)

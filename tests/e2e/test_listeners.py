@@ -65,8 +65,8 @@ async def test_two_frontends_with_everything(checkpoint: Checkpoint, tmp_path: P
         position = len(server.log)
         server.process.send_signal(signal.SIGHUP)
         for frontend in ("penstock-frontend-0", "penstock-frontend-1"):
-            await server.logged("read the API keys again", after=position, process=frontend)
+            await server.logged("API keys reloaded", after=position, process=frontend)
         for _ in range(6):  # whichever takes the connection
             assert await status(f"{server.url}/v1/models", "old") == 401
             assert await status(f"{server.url}/v1/models", "new") == 200
-        assert not [line for line in server.log if line["event"] == "died, restarting it"]
+        assert not [line for line in server.log if line["event"] == "process exited, restarting"]

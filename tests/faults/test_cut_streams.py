@@ -55,6 +55,6 @@ async def test_streams_are_whole_whatever_breaks(tmp_path: Path) -> None:
         port = int(server.url.rpartition(":")[2])
         found = await asyncio.gather(*(asyncio.to_thread(cut, port, i, prompt) for i, prompt in enumerate(prompts)))
         assert found == [expected_text(prompt, NUM_TOKENS) for prompt in prompts]
-        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "died, restarting it")
+        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "process exited, restarting")
         assert deaths == {"penstock-worker-0": 1, "penstock-scheduler": 1}
         await server.settled(http)

@@ -66,7 +66,7 @@ async def test_vectors_do_not_change(
         if "--no-spare-worker" not in flags:
             await spare_is_there(server)
         found, streams = await asyncio.gather(vectors(http, server), all_told(http, server, bodies(8)))
-        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "died, restarting it")
+        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "process exited, restarting")
         assert sum(deaths.values()) >= 3, deaths
         assert any("scheduler" in child for child in deaths)
         check_equal(streams, await all_told(http, server, bodies(8)))

@@ -136,7 +136,7 @@ async def test_a_request_that_ends_workers_does_not_walk_through_all_engines(tmp
         for prompt, task in zip(prompts, running, strict=True):
             found = await task
             assert (found.tokens, found.ends) == (expected_tokens(prompt, 300), ["length", "[DONE]"])
-        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "died, restarting it")
+        deaths = Counter(entry["child"] for entry in server.log if entry["event"] == "process exited, restarting")
         assert min(deaths.values()) == 1
         assert sum(deaths.values()) <= 6
         await until_both_are_ready(server, http)
@@ -144,5 +144,5 @@ async def test_a_request_that_ends_workers_does_not_walk_through_all_engines(tmp
         for _ in range(4):  # whichever engine it goes to: that one has been told
             async with http.post(f"{server.url}/v1/completions", json=poison) as response:
                 assert (await response.json())["error"]["code"] == "request_ends_workers"
-        again = Counter(entry["child"] for entry in server.log if entry["event"] == "died, restarting it")
+        again = Counter(entry["child"] for entry in server.log if entry["event"] == "process exited, restarting")
         assert again == deaths

@@ -41,7 +41,7 @@ async def test_streams_survive_workers(tmp_path: Path, name: str) -> None:
             return [token async for event in events for token in event["choices"][0].get("token_ids") or []]
 
         answers = await asyncio.gather(*map(tokens, texts))
-        assert sum(entry["event"] == "died, restarting it" for entry in server.log) == 2
+        assert sum(entry["event"] == "process exited, restarting" for entry in server.log) == 2
     for text, answer in zip(texts, answers, strict=True):
         assert len(answer) == NUM_NEW
         assert greedy_errors(reference.model, text, answer)[0] == []

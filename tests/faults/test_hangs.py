@@ -32,7 +32,12 @@ async def test_a_long_legal_prefill_is_left_alone(tmp_path: Path) -> None:
         found = await told(http, server, body(prompt, 3))
         assert found.tokens == expected_tokens(prompt, 3)
         events = {entry["event"] for entry in server.log}
-        assert not events & {"died, restarting it", "hangs, killing it", "engine not ready", "frontend gone"}
+        assert not events & {
+            "process exited, restarting",
+            "process unresponsive, killing",
+            "engine not ready",
+            "frontend gone",
+        }
 
 
 @only_in_soak
@@ -44,7 +49,7 @@ async def test_a_worker_that_is_stopped_for_twenty_seconds(tmp_path: Path) -> No
         await asyncio.sleep(1.0)
         worker = server.children()["penstock-worker-0"]
         worker.send_signal(signal.SIGSTOP)
-        await server.logged("hangs, killing it")
+        await server.logged("process unresponsive, killing")
         await asyncio.sleep(20)
         for prompt, task in zip(prompts, running, strict=True):
             found = await task
@@ -121,7 +126,7 @@ async def test_processes_that_do_nothing_are_replaced(tmp_path: Path) -> None:
             await asyncio.sleep(1.0)
             position = len(server.log)
             server.children()["penstock-frontend-0"].send_signal(signal.SIGSTOP)
-            await server.logged("is silent, killing it", after=position)
+            await server.logged("process unresponsive, killing", after=position)
             with pytest.raises(aiohttp.ClientError):
                 await running
             await server.logged("listening", after=position)
@@ -140,7 +145,7 @@ async def test_processes_that_do_nothing_are_replaced(tmp_path: Path) -> None:
             (a_scheduler_that_dies_more_often_than_one_may_that_never_starts, False),
         ):
             await replaced()
-            found = sum(entry["event"] == "is silent, killing it" for entry in server.log)
+            found = sum(entry["event"] == "process unresponsive, killing" for entry in server.log)
             assert found >= silent + is_silent  # more, if the machine was too busy for a heartbeat
             silent = found
             await server.settled(http)

@@ -33,7 +33,7 @@ async def run(checkpoint: Checkpoint, folder: Path, faults: str, num_deaths: dic
     async with serving(checkpoint.folder, *FLAGS, *flags, **environment) as server, client() as http:
         await spare_is_there(server)
         found = await all_told(http, server, bodies(32))
-        deaths = [entry for entry in server.log if entry["event"] == "died, restarting it"]
+        deaths = [entry for entry in server.log if entry["event"] == "process exited, restarting"]
         assert Counter(entry["child"] for entry in deaths) == num_deaths
         assert {entry["exit_code"] for entry in deaths} <= {-signal.SIGKILL, 1}
         expected = await all_told(http, server, bodies(32))

@@ -157,7 +157,7 @@ async def _compare(folder: Path, flags: tuple[str, ...], expected: list[Told]) -
             found = await all_told(http, server, bodies(NUM_STREAMS), on_event)
             check_equal(found, expected)
             if left <= 0:
-                await server.logged("died, restarting it", after=num_lines)
+                await server.logged("process exited, restarting", after=num_lines)
             await server.settled(http)
             print(f"{flags}: {victim} killed, longest pause {max(each.gap for each in found):.2f} s")
 

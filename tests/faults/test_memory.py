@@ -43,5 +43,5 @@ async def test_steps_become_smaller_when_a_worker_has_no_memory(tmp_path: Path) 
         assert [choice["token_ids"] for choice in answer["choices"]] == [greedy(model, ids, 3) for ids in prompts]
         failed = await server.logged("worker failed")
         assert failed["reason"].startswith("out of memory during a step")
-        smaller = await server.logged("steps are smaller from now on")
+        smaller = await server.logged("step size reduced")
         assert smaller["tokens"] <= 2048

@@ -24,7 +24,7 @@ def check_oracle(found: Told, prompt: list[int], num_tokens: int) -> None:
 
 
 def num_deaths(server: Server) -> int:
-    return sum(entry["event"] == "died, restarting it" for entry in server.log)
+    return sum(entry["event"] == "process exited, restarting" for entry in server.log)
 
 
 async def check_others(server: Server, running: dict[tuple[int, ...], asyncio.Task[Told]], num_tokens: int) -> None:

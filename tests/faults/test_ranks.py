@@ -19,7 +19,7 @@ RANKS = ("penstock-worker-0", "penstock-worker-1")
 
 
 def num_deaths(server: Server) -> int:
-    return sum(entry["event"] == "died, restarting it" for entry in server.log)
+    return sum(entry["event"] == "process exited, restarting" for entry in server.log)
 
 
 async def until_all_are_new(server: Server, before: dict[str, int]) -> None:

@@ -29,7 +29,7 @@ async def test_streams_say_the_same_whatever_is_swapped(checkpoint: Checkpoint, 
     async with serving(checkpoint.folder, *FLAGS, *TIGHT, "--preemption", kind, **faults) as server, client() as http:
         await spare_is_there(server)
         check_equal(await all_told(http, server, bodies(16)), expected)
-        assert sum(entry["event"] == "died, restarting it" for entry in server.log) == 2
+        assert sum(entry["event"] == "process exited, restarting" for entry in server.log) == 2
         check_equal(await all_told(http, server, bodies(16)), expected)
         await server.settled(http)
         found = await host_tier(http, server)

@@ -8,20 +8,32 @@ from pathlib import Path
 import pytest
 
 from penstock.ipc import faults
-from penstock.ipc.faults import Fault, InjectedFault, parse, point, token_point
+from penstock.ipc.faults import Fault, InjectedFault, parse, point, point_about
 
 
 def test_what_the_variable_says() -> None:
     assert parse("worker.step:kill@17, worker.result:delay=0.5,worker.step:raise@token=777") == (
         Fault("worker.step", "kill", call=17),
         Fault("worker.result", "delay", seconds=0.5),
-        Fault("worker.step", "raise", token_id=777),
+        Fault("worker.step", "raise", about="token", number=777),
     )
+    assert parse("worker.encode:kill@embeddings=8") == (Fault("worker.encode", "kill", about="embeddings", number=8),)
     assert parse("") == ()
 
 
 @pytest.mark.parametrize(
-    "text", ["worker.stop:kill", "worker.step:explode", "worker.step", "worker.step:kill@x", ":@="]
+    "text",
+    [
+        "worker.stop:kill",
+        "worker.step:explode",
+        "worker.step",
+        "worker.step:kill@x",
+        ":@=",
+        "worker.step:kill@embeddings=8",
+        "worker.encode:kill@token=8",
+        "worker.step:kill@tokens=8",
+        "worker.step:kill@token=",
+    ],
 )
 def test_what_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -31,7 +43,7 @@ def test_what_means_nothing_is_refused(text: str) -> None:
 def test_unarmed_points_do_nothing() -> None:
     assert not faults.ARMED
     assert {point(name) for name in faults.POINTS} == {point("worker.step")}
-    assert token_point("worker.step") is None
+    assert point_about("worker.step") is None
 
 
 def test_calls_are_counted() -> None:
@@ -46,7 +58,7 @@ def test_calls_are_counted() -> None:
 
 
 def test_tokens_are_looked_at() -> None:
-    reached = token_point("worker.step", parse("worker.step:memory@token=7"))
+    reached = point_about("worker.step", parse("worker.step:memory@token=7"))
     assert reached is not None
     reached({6, 8})
     with pytest.raises(MemoryError):

@@ -20,6 +20,7 @@ from penstock.kernels.sampling.sampling import (
     sample_reference,
 )
 from penstock.kernels.sampling.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
+from tests.kernels.native.native_library import load_library
 
 ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
 Draw = Callable[[Tensor, Tensor, Tensor, SamplingState, SamplingNeeds], Tensor]
@@ -258,9 +259,15 @@ def test_wrong_shapes_are_refused() -> None:
         sample(torch.zeros(2, 5), torch.zeros(3), torch.zeros(3), make_state(3), SamplingNeeds())
 
 
+@pytest.fixture(scope="module", params=["torch", "native", "native, two threads"])
+def library(request: pytest.FixtureRequest) -> Library | None:
+    """The compiled kernels that add up exponentials, or none."""
+    return None if request.param == "torch" else load_library(2 if "two" in request.param else 1)
+
+
 @pytest.mark.parametrize(("vocab", "num_top"), [(50, 0), (50, 1), (50, 20), (20, 20), (3001, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_top_logprobs(vocab: int, num_top: int, dtype: torch.dtype) -> None:
+def test_top_logprobs(vocab: int, num_top: int, dtype: torch.dtype, library: Library | None) -> None:
     """In bf16 many logits are equal: the lowest ids come first all the same."""
     logits = (3 * torch.randn(7, vocab)).to(dtype)
     logits[1] = 1.0
@@ -268,7 +275,43 @@ def test_top_logprobs(vocab: int, num_top: int, dtype: torch.dtype) -> None:
     logits[3, ::2] = -torch.inf
     chosen = torch.randint(0, vocab, (7,))
     expected = top_logprobs_reference(logits, chosen, num_top)
-    for got, wanted in zip(top_logprobs(logits, chosen, num_top), expected, strict=True):
+    for got, wanted in zip(top_logprobs(logits, chosen, num_top, library), expected, strict=True):
         torch.testing.assert_close(got, wanted)
     ranks = [1 + int((row > row[token]).sum()) for row, token in zip(logits, chosen, strict=True)]
     assert token_ranks(logits, chosen).tolist() == ranks
+
+
+@pytest.mark.parametrize("vocab", [49_152, 262_144])
+def test_a_row_s_logprobs_have_the_same_bits_in_any_batch(vocab: int, library: Library | None) -> None:
+    """Whatever its number of rows, and wherever the row is: log-probabilities are part of an answer."""
+    num_rows = 64
+    logits = 4 * torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(vocab))
+    chosen = torch.arange(num_rows) * 100
+    whole = top_logprobs(logits, chosen, 3, library)
+    for size in (1, 2, 7):
+        for first in (0, 5, num_rows - size):
+            rows = slice(first, first + size)
+            part = top_logprobs(logits[rows].clone(), chosen[rows], 3, library)
+            assert all(torch.equal(got, of_all[rows]) for got, of_all in zip(part, whole, strict=True))
+    exact = logits.double().logsumexp(-1)
+    of_chosen = logits.double().gather(1, chosen[:, None]).squeeze(1) - exact
+    torch.testing.assert_close(whole[2].double(), of_chosen, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 16, 37, 1024, 1025, 50_257])
+def test_sums_of_exponentials(vocab: int, library: Library | None) -> None:
+    """Of rows that end within a vector, and of rows that have no finite sum."""
+    if library is None:
+        pytest.skip("torch's own")
+    logits = 5 * torch.randn(9, vocab)
+    logits[1] = -torch.inf
+    logits[2, 0] = torch.inf
+    logits[3, -1] = torch.nan
+    logits[4, : vocab // 2] = -torch.inf
+    logits[5] += 1e4
+    logits[6] -= 1e4
+    logits[7, vocab // 2 :] -= 300.0
+    found = library.log_sum_exp(logits)
+    torch.testing.assert_close(found, logits.double().logsumexp(-1).float(), rtol=3e-7, atol=1e-6, equal_nan=True)
+    with pytest.raises(ValueError, match="contiguous"):
+        library.log_sum_exp(logits.double())

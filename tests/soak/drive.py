@@ -66,7 +66,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         async with aiohttp.ClientSession() as http:
             metrics = await server.settled(http, 20)
         watch.look()
-        deaths = [entry for entry in server.log if entry["event"] == "died, restarting it"]
+        deaths = [entry for entry in server.log if entry["event"] == "process exited, restarting"]
     return {
         "minutes": round((time.monotonic() - began) / 60, 1),
         "requests": dict(load.num_ended),

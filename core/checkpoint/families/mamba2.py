@@ -34,7 +34,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     num_heads, head_dim = fields.whole("num_heads", 128), fields.whole("head_dim", 64)
     num_groups, inner = fields.whole("n_groups", 8), fields.whole("expand", 2) * fields.whole("hidden_size", 4096)
     if num_heads * head_dim != inner:
-        raise ConfigError(f"config.json: {num_heads} heads of {head_dim} numbers are not {inner}")
+        raise ConfigError(
+            f"config.json: {num_heads} heads of {head_dim} numbers do not make expand * hidden_size, {inner}"
+        )
     refuse_groups("num_heads", num_heads, "n_groups", num_groups)
     least, most = dt_limits(fields)
     mixer = Mamba2(

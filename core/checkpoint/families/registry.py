@@ -151,8 +151,20 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         try:
             return BY_TRANSFORMERS.parse(named[0], fields)
         except UnsupportedError as error:
-            raise ConfigError(f"{error}; {nearest(named[0], fields, ARCHITECTURES)}") from None
-    raise ConfigError(why_not(named, fields, ARCHITECTURES, impl))
+            raise ConfigError(f"{error}{nearest(named[0], fields, ARCHITECTURES, _serves)}") from None
+    raise ConfigError(why_not(named, fields, ARCHITECTURES, impl, _serves))
+
+
+def _serves(architecture: str, fields: JsonFields) -> bool:
+    """Whether a config.json could be served if it named this architecture."""
+    families = [family for family in (_FAMILIES.get(architecture),) if family is not None]
+    for family in [*families, BY_TRANSFORMERS] if architecture in transformers_architectures() else families:
+        try:
+            family.parse(architecture, fields)
+        except ConfigError:
+            continue
+        return True
+    return False
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:

@@ -5,6 +5,7 @@ read from its source text, in milliseconds.
 """
 
 import ast
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,10 +68,21 @@ def source_text(file: str) -> str:
 
 @cache
 def computes_by_transformers(architecture: str) -> bool:
-    """Return whether the model accepts an external attention function; True if only the model itself can tell."""
+    """Return whether the model accepts an external attention function.
+
+    True, too, if its class is not in the file where it should be: then the worker finds out when it builds the model.
+    """
     kind = architectures()[architecture].replace("-", "_")
     source = source_text(f"models/{kind}/modeling_{kind}.py")
     return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
+
+
+@cache
+def names_other_layers(architecture: str) -> bool:
+    """Return whether the architecture's configuration has layers that keep more than keys and values, if only some."""
+    kind = architectures()[architecture].replace("-", "_")
+    source = source_text(f"models/{kind}/configuration_{kind}.py")
+    return bool(set(re.findall(r'"([a-z_]+_attention)"', source)) - _ATTENTION)
 
 
 def layers_without_kv(fields: JsonFields) -> list[str]:
@@ -88,6 +100,11 @@ def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
     if not computes_by_transformers(architecture):
         raise UnsupportedError(
             f"architecture {architecture} is not supported yet: transformers does not let others compute its attention"
+        )
+    if fields.raw("text_config") is not None and not any(fields.raw(name) for name in _LAYERS):
+        raise UnsupportedError(
+            f"architecture {architecture} is not supported yet: config.json describes its text part in text_config, "
+            "and transformers' code is used for models without other parts only"
         )
     num_layers = _first(fields, _LAYERS, None)
     num_heads = _first(fields, _HEADS, 1)

@@ -92,17 +92,17 @@ def _checked(decoder: Decoder) -> Decoder:
             count, router = mlp.count, mlp.router
             if not router.top_k <= count <= _MAX_EXPERTS:
                 raise ConfigError(
-                    f"config.json: a choice of {router.top_k} from {count} experts; there may be {_MAX_EXPERTS}"
+                    f"config.json: {router.top_k} of {count} experts cannot be chosen; at most {_MAX_EXPERTS} may be"
                 )
             if count % router.num_groups or router.top_groups > router.num_groups:
                 raise ConfigError(
-                    f"config.json: a choice of {router.top_groups} from {router.num_groups} groups of {count} experts"
+                    f"config.json: {router.top_groups} of {router.num_groups} groups ({count} experts) cannot be chosen"
                 )
             of_group = count // router.num_groups
             judged = 2 if router.num_groups > 1 and router.group_judge == "top2" else 1
             if router.top_k > router.top_groups * of_group or judged > of_group:
                 raise ConfigError(
-                    f"config.json: a choice of {router.top_k} from {router.top_groups} groups of {of_group} experts"
+                    f"config.json: {router.top_k} experts cannot come from {router.top_groups} groups of {of_group}"
                 )
     return decoder
 

@@ -16,6 +16,10 @@ class JsonFields:
         self._file = file
         self._fields = fields
 
+    def changed(self, **fields: Any) -> "JsonFields":
+        """The same object with other values for some fields."""
+        return JsonFields(self._file, {**self._fields, **fields})
+
     def raw(self, name: str) -> Any:
         """The raw value; None if it is absent."""
         return self._fields.get(name)

@@ -44,5 +44,5 @@ def make_transports(wanted: KVTransportName, pool: Pool) -> dict[str, Transport]
         except TransportError as error:
             if wanted != "auto":
                 raise
-            log.info("a KV transport is not used", transport=name, reason=str(error))
+            log.info("KV transport not available", transport=name, reason=str(error))
     return found

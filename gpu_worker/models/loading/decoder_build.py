@@ -66,7 +66,7 @@ def build(config: Decoder, reader: WeightReader) -> Model:
 
         model.tower = read_tower(config.vision, reader)
     elif config.vision is not None:
-        log.warning("images are refused: a model in stages takes texts only")
+        log.warning("images refused", reason="a model in stages takes texts only")
     return model
 
 
@@ -74,7 +74,7 @@ def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDeco
     library = reader.library
     lacks = lacking(config)
     if library is not None and lacks is not None:
-        log.info("torch's kernels compute this model: the native ones lack an operation", operation=lacks)
+        log.info("native CPU kernels not used", lacks=lacks)
     if library is None or lacks is not None:
         weights = read_weights(config, reader._replace(library=None))
         return DecoderModel(config, weights, ranks=reader.ranks, dtype=reader.dtype)

@@ -48,7 +48,7 @@ class _Reader:
         return self._reader.tensor(Source(names, tuple(self._shapes[name] for name in names)))
 
     def if_there(self, *names: str) -> Tensor | None:
-        """The same, if the tower has these tensors."""
+        """As `tensor`; None if the tower does not have the first of these."""
         return self.tensor(*names) if self._prefix + names[0] in self._shapes else None
 
     def matrix(self, *names: str) -> Matrix:

@@ -8,6 +8,7 @@ namespace penstock {
 
 constexpr double kPerDraw = 200;  // cost per token of a random draw (a hash, logarithms), in multiplications
 constexpr double kPerRead = 20;   // cost per token of a greedy draw
+constexpr double kPerSum = 40;    // cost per token of a sum of exponentials
 
 // Draws a token for each of `count` rows from logits [count, V], and writes it to its position in the row, where the
 // next step reads it. A negative number says why a row has no token.
@@ -22,6 +23,13 @@ static void draw_rows(const Sampling& sampling, const int32_t* rows, const int32
       // A row without a token ends, but its next step may be under way and must read a valid token.
       sampling.token_ids[int64_t(rows[i]) * sampling.max_len + positions[i]] = std::max(out[i], 0);
     });
+  });
+}
+
+// out[i] = log(sum(exp(z))) of row i of logits [count, vocab_size].
+static void log_sum_exp_rows(const float* logits, int count, int vocab_size, float* out) {
+  team->run(kPerSum * count * vocab_size, [&] {
+    team->each(count, 1, [&](int i) { out[i] = log_sum_exp(logits + size_t(i) * vocab_size, vocab_size); });
   });
 }
 

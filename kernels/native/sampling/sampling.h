@@ -93,6 +93,29 @@ inline int failure_of(bool is_nan, float top) {
   return top == -INFINITY ? kNothingLeft : 0;
 }
 
+// log(sum(exp(z))) of a row, always in the same order: blocks of 64 vectors, whose sums are added up.
+inline float log_sum_exp(const float* z, int vocab_size) {
+  Floats most = splat(-INFINITY), sum = {};
+  for (int first = 0; first < vocab_size; first += kLanes) {
+    const Floats logits = load_logits(z + first, vocab_size - first);
+    most = larger(most, logits);
+    if (vocab_size - first >= kLanes) sum += logits;  // past the end of a row come infinities
+  }
+  for (int i = vocab_size / kLanes * kLanes; i < vocab_size; i++) sum[0] += z[i];
+  const float top = max_of(most)[0];
+  if (has_nan(z, vocab_size, sum)) return NAN;
+  if (std::isinf(top)) return top;
+  Floats total = {};
+  for (int block = 0; block < vocab_size; block += 64 * kLanes) {
+    const int end = std::min(block + 64 * kLanes, vocab_size);
+    Floats of_block = {};
+    for (int first = block; first < end; first += kLanes)
+      of_block += exp16(load_logits(z + first, vocab_size - first) - top);
+    total += of_block;
+  }
+  return top + std::log(sum_of(total)[0]);
+}
+
 // The id in the largest lane; of equals, the lowest id.
 inline int winner_of(Floats best, Ints ids) {
   int winner = 0;

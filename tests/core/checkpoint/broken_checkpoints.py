@@ -181,7 +181,7 @@ BROKEN: dict[str, Case] = {
     ),
     "of pictures": (
         _changed(architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
-        ("Qwen2VLForConditionalGeneration", "images", "only text models"),
+        ("Qwen2VLForConditionalGeneration", "it takes images in a way that is not supported"),
     ),
     "a model for tests": (
         _changed(architectures=list(CLOCKWORK.architectures)), (*CLOCKWORK.architectures, "not supported")

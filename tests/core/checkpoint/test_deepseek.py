@@ -85,7 +85,7 @@ def test_which_layers_are_mixtures() -> None:
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "scoring_func or topk_method"),
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("DeepseekV2ForCausalLM", {"num_experts_per_tok": None}, "num_experts_per_tok must be"),
-        ("DeepseekV3ForCausalLM", {"n_group": 3}, "3 groups of 8 experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, r"of 3 groups \(8 experts\)"),
         ("DeepseekV3ForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5}},
          "partial_rotary_factor"),
         ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 5}, "must be an even number"),

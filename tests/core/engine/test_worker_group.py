@@ -92,7 +92,7 @@ class Rank:
                     result = replace(result, token_ids=pack_int32(tokens))
                 self.channel.send(result)
             case PrepareGrammar():
-                self._worker.take([message])
+                self._worker.take_orders([message])
                 self._worker.prepare()
                 self.grammars.append(message)
             case SayHello():

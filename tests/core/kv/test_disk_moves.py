@@ -6,6 +6,7 @@ that somebody else has, changes every token after it.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import msgspec
@@ -190,6 +191,57 @@ def test_a_slow_disk_is_not_waited_for() -> None:
     settle(driver)
     driver.check_idle()
     assert run_alone(driver, "later", prompt) == 48
+
+
+def test_a_trial_is_waited_for_without_a_timer() -> None:
+    """Meanwhile no step may run: a deadline that has passed must not wake the scheduler again and again."""
+    driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
+    prompt = list(range(50))
+    run_alone(driver, "first", prompt)
+    disk, scheduler = restarted(driver), driver.scheduler
+    scheduler.trials.suspect("g")
+    driver.add(make_request("again", prompt, 2))
+    driver.add(make_request("tried", [900, 901], 2, grammar="g"))
+    assert driver.schedule() is None
+    assert scheduler.is_on_trial
+    driver.now = disk.wakes_at + 1.0
+    assert driver.schedule() is None
+    assert disk.wakes_at < driver.now
+    assert scheduler.wakes_at == inf
+    driver.run()
+    assert disk.totals.num_given_up == 1
+    assert {name for name, _ in driver.finished} >= {"again", "tried"}
+
+
+def test_a_swapped_sequence_waits_for_no_disk() -> None:
+    """It holds pages of the host, which what is read would need; it goes on where it was, even if the disk has more."""
+    limits = make_limits(max_num_seqs=1, max_num_batched_tokens=8, num_host_pages=40, num_disk_places=50)
+    driver = quiet(Driver(limits, pipeline_depth=0, scheduling_policy="priority", preemption="swap"))
+    prompt = list(range(50))
+    run_alone(driver, "first", prompt)
+    driver.restart_scheduler()
+    request = make_request("again", prompt, 2, priority=1)
+    driver.add(request)
+    for _ in range(2):  # it begins before the list of what the disk holds has come
+        assert driver.schedule() is not None
+        driver.execute()
+        driver.process()
+    while driver.can_move:
+        driver.move()
+    disk = driver.scheduler.disk
+    assert disk is not None
+    assert disk.disk.num_cached == 12
+    driver.add(make_request("urgent", [900, 901], 1))
+    while ("urgent", 0) not in driver.finished:
+        driver.schedule()
+        driver.execute()
+        driver.process()
+    assert driver.scheduler.kv.tiers is not None
+    assert driver.scheduler.kv.tiers.swapped
+    assert driver.schedule() is not None, "it returns at once"
+    assert disk.wakes_at == inf
+    settle(driver)
+    assert driver.outputs["again", 0] == solo_run(prompt, request.sampling, 0, limits)
 
 
 def test_the_patience_is_the_time_of_computing() -> None:

@@ -98,6 +98,30 @@ def test_a_row_keeps_its_latest() -> None:
     assert stats.num_used == 2, "at the end of the prompt, and of the answer"
 
 
+def test_a_row_s_latest_stays_once_another_request_has_started_from_it() -> None:
+    """Usually the next one of the row replaces it."""
+    driver = driver_of(8)
+    prompt = list(range(9))
+    driver.add(make_request("long", prompt, 60))
+    while len(driver.outputs.get(("long", 0), ())) < 3 * PAGE:
+        driver.step()
+    shared = [*prompt, *driver.outputs["long", 0][: 3 * PAGE]]
+    cached, _, _ = ask_beside(driver, "turn", [*shared, 900, 901])
+    assert cached > len(prompt), "it starts from a snapshot of the row"
+    while len(driver.outputs["long", 0]) < 9 * PAGE:
+        driver.step()
+    assert ("long", 0) not in driver.finished
+    assert ask_beside(driver, "other turn", [*shared, 800, 801])[0] >= cached
+
+
+def ask_beside(driver: Driver, name: str, prompt: list[int]) -> tuple[int, list[int], str]:
+    """Like `ask`, while others go on."""
+    driver.add(make_request(name, prompt, 1))
+    while (name, 0) not in driver.finished:
+        driver.step()
+    return driver.num_cached[name, 0], driver.outputs[name, 0], driver.bills[name, 0].cache_miss
+
+
 def test_several_answers_share_a_prompt() -> None:
     driver = driver_of(8)
     driver.add(make_request("r", range(22), 6, n=4))

@@ -1,8 +1,10 @@
 """A supervised process: replaced at once, whatever its spare does, and heard while it lives."""
 
 import asyncio
+import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import psutil
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from penstock.core.config import Config, IpcOptions
 from penstock.core.launch import spare as spare_module
 from penstock.core.launch.child import Child
-from penstock.core.launch.spare import Forked, Spare, adopt_orphans, reap_strangers
+from penstock.core.launch.spare import Forked, Owner, Spare, adopt_orphans, reap_strangers
+from penstock.core.launch.start import spawn
 
 CONFIG = Config(ipc=IpcOptions(heartbeat_interval=0.05))
 
@@ -117,5 +120,57 @@ async def test_an_adopted_process_is_waited_for_or_reaped(request: pytest.Fixtur
     forked = Forked(mine)
     assert await asyncio.wait_for(forked.wait(), 60) == 3
     await until(lambda: psutil.Process(strange).status() == psutil.STATUS_ZOMBIE)
-    reap_strangers({mine})
+    reap_strangers([Started({mine})])
     assert not psutil.pid_exists(strange)
+
+
+class Started:
+    """Waits for these processes."""
+
+    is_starting = False
+
+    def __init__(self, pids: set[int]) -> None:
+        self.pids = pids
+
+
+class QuickSpare(Spare):
+    """Forks a process that dies before anybody knows it, just when strangers are reaped."""
+
+    owners: Sequence[Owner] = ()
+
+    async def until_imported(self) -> None:
+        pass
+
+    async def fork(
+        self, name: str, config: Config, arguments: Sequence[str], descriptor: int, started: "asyncio.Future[int]"
+    ) -> Forked | None:
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 7"], dict(os.environ))  # noqa: ASYNC221 (it takes no time)
+        await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        reap_strangers(self.owners)
+        started.set_result(pid)
+        return Forked(await started)
+
+
+async def test_a_worker_that_dies_before_it_is_known_is_waited_for() -> None:
+    spare = QuickSpare("tests.core.fake_child.spare", CONFIG)
+    child = Child("fake", "tests.core.fake_child", CONFIG, spare=spare)
+    spare.owners = [child, spare]
+    await child.start()
+    assert await asyncio.wait_for(child.ended(), 60) == 7
+    assert not child.is_starting
+
+
+async def test_a_spare_is_no_stranger_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = Spare("tests.core.fake_child.spare", CONFIG)
+    seen: list[bool] = []
+
+    async def watched(*arguments: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*arguments)
+        seen.append(spare.is_starting and process.pid not in spare.pids)
+        return process
+
+    monkeypatch.setattr(spare_module, "spawn", watched)
+    await spare.until_imported()
+    assert seen == [True]
+    assert not spare.is_starting
+    await spare.end()

@@ -161,6 +161,7 @@ def test_an_image_that_ends_workers_is_found_and_others_live() -> None:
     while driver.plans or driver.results:
         driver.execute()
         driver.process()
+        driver.schedule()
     assert driver.scheduler.is_on_trial
     driver.reset_worker()
     assert driver.finished["a", 0].error_code == "ends_workers"
@@ -190,7 +191,7 @@ def test_one_of_several_images_is_found_at_the_second_death(place: int, num_deat
     num_deaths = 0
     for _ in range(12):
         driver.schedule()
-        driver._take_images()
+        driver.take_orders()
         num_deaths += worker_that_dies_of(driver, images[place].key)
         if ("a", 0) in driver.finished:
             break
@@ -205,7 +206,7 @@ def test_suspected_images_are_named_to_other_engines() -> None:
     driver.schedule()
     assert worker_that_dies_of(driver, image("kills", 6, 5).key)
     scheduler = driver.scheduler
-    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.grammars, scheduler.images)
+    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.trials)
     assert named == ("a",)
 
 

@@ -226,7 +226,7 @@ def test_a_full_disk_costs_lines_and_one_line_of_log(tmp_path: Path) -> None:
         driver.run()
         driver.recorder.close()
     [line] = logs
-    assert line["event"] == "lines of the recording are lost"
+    assert line["event"] == "recording lines lost"
     assert line["reason"] == "No space left on device"
 
 

@@ -83,7 +83,7 @@ def test_whoever_waits_as_told_is_served(limit: int) -> None:
     for num_served in range(3 * limit):
         if (refused := attempt(use)) is not None:
             num_refused += 1
-            assert f"requests_per_minute = {limit}, and {limit} are used" in refused.message
+            assert f"{limit} of {limit} requests per minute" in refused.message
             assert refused.retry_after is not None
             assert 1 <= refused.retry_after <= 60
             clock.now += refused.retry_after
@@ -105,7 +105,7 @@ def test_sequences_of_a_request_count_as_requests() -> None:
     use.enter()
     with pytest.raises(InvalidParameter, match="max_concurrent = 8, and the request has 9 sequences"):
         use.add_sequences(8)
-    with pytest.raises(RateLimitExceeded, match="requests_per_minute = 10, and 8 are used"):
+    with pytest.raises(RateLimitExceeded, match="8 of 10 requests per minute"):
         use.add_sequences(3)
     clock.now += 60
     use.add_sequences(3)
@@ -122,7 +122,7 @@ def test_tokens_beyond_the_limit_are_waited_for() -> None:
     use.enter()
     use.use_prompt(50)
     use.use_outputs(100)
-    with pytest.raises(RateLimitExceeded, match="tokens_per_minute = 60, and 150 are used") as refused:
+    with pytest.raises(RateLimitExceeded, match="150 of 60 tokens per minute") as refused:
         use.enter()
     assert refused.value.retry_after == 91
     clock.now += 90
@@ -149,14 +149,14 @@ def test_limits_may_change_meanwhile() -> None:
     use.leave(1)
     use.enter()
     use.leave(1)
-    with pytest.raises(RateLimitExceeded, match="requests_per_minute = 2"):
+    with pytest.raises(RateLimitExceeded, match="of 2 requests per minute"):
         use.enter()
 
 
 def test_requests_per_minute(live: LiveServer) -> None:
     assert [ask(live, "rare").status for _ in range(2)] == [200, 200]
     message, seconds = refusal(ask(live, "rare"))
-    assert "requests_per_minute = 2, and 2 are used" in message
+    assert "2 of 2 requests per minute" in message
     assert 15 <= seconds <= 30
     assert get(live, "/v1/models", Authorization="Bearer rare").status == 200, "questions of no weight do not count"
     refusal(post(live, "/tokenize", {"prompt": "Hello"}, Authorization="Bearer rare"))
@@ -192,7 +192,7 @@ def test_tokens_per_minute_count_as_they_come(live: LiveServer) -> None:
         while seen.count(b"data: ") < 60:  # more than a minute's
             seen += answer.read1()
         message, seconds = refusal(ask(live, "terse"))
-        found = re.search(r"tokens_per_minute = 40, and (\d+) are used", message)
+        found = re.search(r"(\d+) of 40 tokens per minute", message)
         assert found is not None
         assert int(found[1]) > 40
         assert seconds >= (int(found[1]) - 40) * 60 // 40
@@ -203,7 +203,7 @@ def test_a_prompt_counts(live: LiveServer) -> None:
     live.plays(lambda request, i: Script([5]))
     assert ask(live, "terse", prompt=[5] * 100, max_tokens=1).status == 200
     message, seconds = refusal(ask(live, "terse"))
-    assert re.search("and (100|101) are used", message)
+    assert re.search("(100|101) of 40 tokens", message)
     assert 80 <= seconds <= 93
 
 

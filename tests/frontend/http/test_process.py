@@ -101,7 +101,7 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
         line = await frontend.log_line("request")
         assert (line["request_id"], line["process"], line["status"]) == ("my-id", "penstock-frontend-3", 200)
         assert line["output_tokens"] == 5
-        await frontend.log_line("stopped")
+        await frontend.log_line("frontend stopped")
         assert await asyncio.wait_for(frontend.child.wait(), 60) == 0
     finally:
         if frontend.child.returncode is None:

@@ -68,7 +68,7 @@ async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool, monkeyp
     os.kill(pool.process_ids[0], signal.SIGSTOP)
     with monkeypatch.context() as patch:
         patch.setattr(ChildPool, "_start", started_and_stopped)
-        with pytest.raises(Unavailable, match="too busy") as caught:
+        with pytest.raises(Unavailable, match="overloaded") as caught:
             await pool.ask(["encode", ["Hello " * 150_000, ""], False], 1)
     assert caught.value.retry_after == child_pool.RETRY_SECONDS
     assert (await pool.ask(QUESTION, 20))[1] == ""

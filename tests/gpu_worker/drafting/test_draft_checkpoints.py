@@ -104,7 +104,7 @@ def test_keys() -> None:
     assert implied is not None
     assert implied.method == "draft_model"
     for text, said in (
-        ('{"num_speculative_tokens": 3}', "missing required field `method`"),
+        ('{"num_speculative_tokens": 3}', "method is required"),
         ('{"method": "draft_model"}', "needs `model`"),
         ('{"model": "x", "draft_tensor_parallel_size": 2}', "only 1 is supported"),
         ('{"method": "ngram", "max_model_len": 5}', "max_model_len has no effect with method ngram"),

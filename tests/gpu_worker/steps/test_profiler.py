@@ -71,4 +71,4 @@ def test_a_profile_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
             x @ x
             profiler.step()
         profiler.close()
-    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["the profile could not be written"]
+    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["profile not written"]
