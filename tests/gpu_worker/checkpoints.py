@@ -128,7 +128,7 @@ def greedy_errors(model: transformers.PreTrainedModel, prompt: list[int], output
 
     One pass over the whole text: an output without errors is, by induction, what greedy `generate` gives.
     """
-    logits: Tensor = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+    logits: Tensor = model(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
     best = logits.topk(2, dim=-1)
     gap = float((best.values[:, 0] - best.values[:, 1]).min())
     chosen = torch.tensor(output)
