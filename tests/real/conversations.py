@@ -161,6 +161,15 @@ CONVERSATIONS: dict[str, Conversation] = {
         (*_ONE_SHOWN, "Sorrel"),
         TOOLS,
     ),
+    "text beside calls, and on": Conversation(
+        (
+            *(says("user", "Quince"), says("assistant", "Sorrel", tool_calls=[call(1)]), result(1, "Drizzle")),
+            *(says("assistant", "Chervil", tool_calls=[_FIND]), result(2, "Saffron")),
+            *(says("assistant", "Marjoram"), says("user", "Tarragon")),
+        ),
+        (*_TWO_SHOWN, "Sorrel", "Chervil", "Marjoram", "Tarragon"),
+        TOOLS,
+    ),
     "two calls": Conversation(_TWO, _TWO_SHOWN, TOOLS),
     "two calls, and on": Conversation(
         (*_TWO, says("assistant", "Marjoram"), says("user", "Tarragon")), (*_TWO_SHOWN, "Marjoram", "Tarragon"), TOOLS
