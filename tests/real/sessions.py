@@ -59,7 +59,8 @@ class Session:
 
     path: str
     turns: tuple[Turn, ...]
-    rewrites: str = ""  # why this client itself changes what it sent before, if it does
+    described: tuple[str, ...] = ()  # words of the tools, each at least once
+    moves: str = ""  # with this word begins what this client itself moves from prompt to prompt, if it does
 
 
 def _schema(properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class _Story:
 
 def codex() -> Session:
     """Items: developer messages, the environment, reasoning, functions whose results are JSON; nothing is stored."""
-    words, thoughts = Words("q"), Words("t")
+    words, thoughts, described = Words("q"), Words("t"), Words("d")
 
     def calls_of(number: int) -> tuple[str, dict[str, Any]]:
         if number % 4 == 3:
@@ -116,25 +117,28 @@ def codex() -> Session:
     story = _Story(words, thoughts, calls_of)
     strings = {"type": "array", "items": {"type": "string"}}
     step = _schema(
-        {"step": {"type": "string"}, "status": {"type": "string", "description": words.word()}},
+        {"step": {"type": "string"}, "status": {"type": "string", "description": "How far it is."}},
         "step",
         "status",
         additionalProperties=False,
     )
     shell = {
-        "command": {**strings, "description": words.text()},
-        "workdir": {"type": "string", "description": words.word()},
+        "command": {**strings, "description": described.text()},
+        "workdir": {"type": "string", "description": described.word()},
         "timeout_ms": {"type": "number"},
         "with_escalated_permissions": {"type": "boolean"},
         "justification": {"type": "string"},
     }
-    plan = {"explanation": {"type": "string"}, "plan": {"type": "array", "items": step, "description": words.word()}}
+    plan = {
+        "explanation": {"type": "string"},
+        "plan": {"type": "array", "items": step, "description": described.word()},
+    }
 
     def function(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "function",
             "name": name,
-            "description": words.text(2),
+            "description": described.text(2),
             "strict": False,
             "parameters": parameters,
         }
@@ -193,7 +197,7 @@ def codex() -> Session:
                 items.append({"type": "function_call_output", "call_id": f"call_{number:022}", "output": output})
             ask()
         items.append(message("assistant", words.text(3)))
-    return Session("/v1/responses", (*turns,))
+    return Session("/v1/responses", (*turns,), (*described.made,))
 
 
 # --- /v1/messages ------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ def codex() -> Session:
 
 def claude_code() -> Session:
     """Blocks: cached system blocks after one that changes, reminders, thinking, two calls at once, errors."""
-    words, thoughts = Words("q"), Words("t")
+    words, thoughts, described = Words("q"), Words("t"), Words("d")
 
     def calls_of(number: int) -> tuple[str, dict[str, Any]]:
         match number % 3:
@@ -217,7 +221,7 @@ def claude_code() -> Session:
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalProperties": False}
 
     def tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
-        return {"name": name, "description": words.text(6), "input_schema": _schema(properties, *required, **draft)}
+        return {"name": name, "description": described.text(6), "input_schema": _schema(properties, *required, **draft)}
 
     text = {"type": "string"}
     todo = _schema(
@@ -226,11 +230,13 @@ def claude_code() -> Session:
         "status",
         additionalProperties=False,
     )
-    answers = {"type": "object", "propertyNames": text, "additionalProperties": text, "description": words.word()}
+    answers = {"type": "object", "propertyNames": text, "additionalProperties": text, "description": described.word()}
     lines = {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991}
     tools = [
         tool(
-            "Read", {"file_path": {**text, "description": words.word()}, "offset": lines, "limit": lines}, "file_path"
+            "Read",
+            {"file_path": {**text, "description": described.word()}, "offset": lines, "limit": lines},
+            "file_path",
         ),
         tool(
             "Edit",
@@ -262,7 +268,7 @@ def claude_code() -> Session:
         head = (
             f"x-anthropic-billing-header: cc_version=2.1.0.{len(turns):03x}; cc_entrypoint=cli; cch={len(turns):05x};"
         )
-        blocks = [{"type": "text", "text": head}]
+        blocks: list[Message] = [{"type": "text", "text": head}]
         blocks += [{"type": "text", "text": each, "cache_control": cached} for each in system]
         *before, last = messages
         *parts, part = last["content"]
@@ -302,7 +308,7 @@ def claude_code() -> Session:
             messages.append({"role": "user", "content": results})
             ask()
         messages.append({"role": "assistant", "content": [{"type": "text", "text": words.text(3)}]})
-    return Session("/v1/messages", (*turns,))
+    return Session("/v1/messages", (*turns,), (*described.made,))
 
 
 # --- /v1/chat/completions ----------------------------------------------------------------------
@@ -332,7 +338,7 @@ def _chat(
         messages.append({"role": "user", "content": content(f"{question} {words.text()}")})
         ask()
         for num_calls in rounds:
-            calls = []
+            calls: list[dict[str, Any]] = []
             for _ in range(num_calls):
                 number, name, given = story.call()
                 function = {"name": name, "arguments": json.dumps(given)}
@@ -341,35 +347,35 @@ def _chat(
             thought = {} if parts else {"reasoning_content": thoughts.text()}
             messages.append({"role": "assistant", "content": said, "tool_calls": calls, **thought})
             for call in calls:
-                output = story.output(int(call["id"].removeprefix("call_")))
+                output = story.output(int(call["id"][5:]))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content(output)})
             ask()
         messages.append({"role": "assistant", "content": words.text(3)})
     return (*turns,)
 
 
-def _function(words: Words, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": name, "description": words.text(4)}
+def _function(described: Words, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name, "description": described.text(4)}
     return {"type": "function", "function": function | ({} if parameters is None else {"parameters": parameters})}
 
 
 def opencode() -> Session:
     """Two system messages, texts as strings, empty ones beside calls, reasoning; schemas with `$schema`."""
-    words, thoughts = Words("q"), Words("t")
+    words, thoughts, described = Words("q"), Words("t"), Words("d")
     text = {"type": "string"}
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalProperties": False}
     todos = {
         "type": "array",
-        "items": _schema({"content": {**text, "description": words.word()}, "id": text}, "content"),
+        "items": _schema({"content": {**text, "description": "What is to be done."}, "id": text}, "content"),
     }
     edit = {"filePath": text, "oldString": text, "newString": text}
     kind = {"default": "text", "anyOf": [{"const": "text"}, {"const": "html"}]}
     tools = [
-        _function(words, "bash", _schema({"command": text, "timeout": {"type": "number"}}, "command", **draft)),
-        _function(words, "edit", _schema(edit, "filePath", **draft)),
-        _function(words, "todowrite", _schema({"todos": todos}, "todos", **draft)),
-        _function(words, "todoread", _schema({}, **draft)),
-        _function(words, "webfetch", _schema({"url": {**text, "format": "uri"}, "format": kind}, "url")),
+        _function(described, "bash", _schema({"command": text, "timeout": {"type": "number"}}, "command", **draft)),
+        _function(described, "edit", _schema(edit, "filePath", **draft)),
+        _function(described, "todowrite", _schema({"todos": todos}, "todos", **draft)),
+        _function(described, "todoread", _schema({}, **draft)),
+        _function(described, "webfetch", _schema({"url": {**text, "format": "uri"}, "format": kind}, "url")),
     ]
 
     def calls_of(number: int) -> tuple[str, dict[str, Any]]:
@@ -385,23 +391,24 @@ def opencode() -> Session:
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     messages = [{"role": "system", "content": words.text(60)}, {"role": "system", "content": words.text(8)}]
-    return Session("/v1/chat/completions", _chat(words, thoughts, messages, fields, calls_of, parts=False))
+    turns = _chat(words, thoughts, messages, fields, calls_of, parts=False)
+    return Session("/v1/chat/completions", turns, (*described.made,))
 
 
 def qwen_code() -> Session:
     """Texts as parts, null beside calls, tools of a service whose schemas name no type."""
-    words, thoughts = Words("q"), Words("t")
+    words, thoughts, described = Words("q"), Words("t"), Words("d")
     text = {"type": "string"}
-    paths = {"type": "array", "items": {**text, "minLength": 1}, "description": words.word(), "default": []}
+    paths = {"type": "array", "items": {**text, "minLength": 1}, "description": described.word(), "default": []}
     flag = {"type": "boolean"}
-    fact = {"fact": {**text, "description": words.word()}, "scope": {"enum": ["global", "project", None]}}
+    fact = {"fact": {**text, "description": described.word()}, "scope": {"enum": ["global", "project", None]}}
     anything = {"value": {}, "nested": {"properties": {"deep": {"type": ["string", "null"]}}}}
     tools = [
-        _function(words, "read_many_files", _schema({"paths": paths, "recursive": flag}, "paths")),
-        _function(words, "run_shell_command", _schema({"command": text, "is_background": flag}, "command")),
-        _function(words, "save_memory", _schema(fact, "fact")),
-        _function(words, "mcp_service_anything", {"type": "object", "properties": anything}),
-        _function(words, "mcp_service_nothing", None),
+        _function(described, "read_many_files", _schema({"paths": paths, "recursive": flag}, "paths")),
+        _function(described, "run_shell_command", _schema({"command": text, "is_background": flag}, "command")),
+        _function(described, "save_memory", _schema(fact, "fact")),
+        _function(described, "mcp_service_anything", {"type": "object", "properties": anything}),
+        _function(described, "mcp_service_nothing", None),
     ]
 
     def calls_of(number: int) -> tuple[str, dict[str, Any]]:
@@ -422,11 +429,15 @@ def qwen_code() -> Session:
         {"role": "user", "content": [{"type": "text", "text": words.text(8)}]},
         {"role": "assistant", "content": [{"type": "text", "text": words.word()}]},
     ]
-    return Session("/v1/chat/completions", _chat(words, thoughts, messages, fields, calls_of, parts=True))
+    turns = _chat(words, thoughts, messages, fields, calls_of, parts=True)
+    return Session("/v1/chat/completions", turns, (*described.made,))
 
 
 def aider() -> Session:
-    """No tools: files stand in messages between the past talk and the question, and rules at both ends."""
+    """No tools: files stand in messages between the past talk and the question, and rules at both ends.
+
+    So the files move behind whatever was talked before, with each question.
+    """
     words = Words("q")
     system, rules = words.text(30), words.text(12)
     examples: list[Message] = []
@@ -434,9 +445,10 @@ def aider() -> Session:
         examples.append({"role": "user", "content": words.text(2)})
         examples.append({"role": "assistant", "content": f"{words.text()}\n<<<<<<< SEARCH\n=======\n>>>>>>> REPLACE\n"})
     switched = {"role": "user", "content": words.text(2)}
+    moved = words.word()
     files = f"{words.word()}.py\n```\nimport sys\n{words.text(25)}\n```\n"
     around = [
-        {"role": "user", "content": f"{words.text()}\n\n{files}"},
+        {"role": "user", "content": f"{moved} {words.text()}\n\n{files}"},
         {"role": "assistant", "content": words.text()},
     ]
     past: list[Message] = []
@@ -455,7 +467,7 @@ def aider() -> Session:
                 "content": f"{words.text(2)}\n```python\n<<<<<<< SEARCH\n=======\n>>>>>>> REPLACE\n```",
             },
         ]
-    return Session("/v1/chat/completions", (*turns,), "it puts the past talk before the files and the rules")
+    return Session("/v1/chat/completions", (*turns,), moves=moved)
 
 
 SESSIONS: dict[str, Callable[[], Session]] = {
