@@ -81,6 +81,7 @@ _WITH_CALLS = (
     _Question("result", ("kept", "user"), (_LOOP,), _TOOLS),
     _Question("lone_result", ("kept", "user"), ([_USER, _result(1, "fact"), _USER_2], [_result(1, "fact"), _USER])),
     _Question("after_result", ("kept", "assistant", "result"), ([*_LOOP, _USER_2], [*_LOOP_OF_TWO, _USER_2]), _TOOLS),
+    _Question("system_in_loop", ("kept", "question"), ([_SYSTEM, *_LOOP],), _TOOLS),
     _Question(
         "beside_calls",
         ("kept", "answer", "last"),

@@ -28,6 +28,9 @@ class Shape:
     """Whether developer messages, OpenAI's newer name, become system messages."""
     system: Literal["kept", "user"] = "kept"
     """Whether system messages at the beginning become text of the first user's message."""
+    system_in_loop: Literal["kept", "question"] = "kept"
+    """Whether those at the beginning become text of the last question unless that is the last message: some templates
+    show them with it alone."""
     systems: Literal["apart", "joined"] = "apart"
     """Whether those at the beginning become one."""
     later_system: Literal["kept", "user"] = "kept"
@@ -76,6 +79,8 @@ class Shape:
         for message in messages:
             made.take(message)
         chat = made.finish()
+        if self.system_in_loop == "question":
+            chat = _with_system_in_question(chat)
         if self.beside_calls != "kept":
             chat = _with_texts_moved(chat, only_to_answers=self.beside_calls == "answer")
         if self.calls == "apart" and self.style.calls_as == "calls":
@@ -191,9 +196,11 @@ class _Conversation:
 
 
 def _together(first: Any, second: Any) -> Any:
-    """Two contents as a list of parts."""
+    """Two contents as one: a text, or a list of parts."""
     if not first or not second:
         return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{_SEPARATOR}{second}"
     return [*_parts(first), {"type": "text", "text": _SEPARATOR}, *_parts(second)]
 
 
@@ -258,6 +265,15 @@ def _short(call_id: str) -> str:
     if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _with_system_in_question(chat: Chat) -> Chat:
+    """The first message, if it is the system's, at the beginning of the last question, unless that comes last."""
+    question = next((at for at in reversed(range(len(chat))) if chat[at]["role"] == "user"), 0)
+    if not chat or chat[0]["role"] != "system" or question in (0, len(chat) - 1):
+        return chat
+    asked = {**chat[question], "content": _together(chat[0].get("content"), chat[question].get("content"))}
+    return [*chat[1:question], asked, *chat[question + 1 :]]
 
 
 def _with_texts_moved(chat: Chat, *, only_to_answers: bool) -> Chat:

@@ -151,6 +151,7 @@ CONVERSATIONS: dict[str, Conversation] = {
         TOOLS,
     ),
     "one call": Conversation(_ONE, _ONE_SHOWN, TOOLS),
+    "one call under a system": Conversation((says("system", "Juniper"), *_ONE), ("Juniper", *_ONE_SHOWN), TOOLS),
     "one call, and on": Conversation(
         (says("system", "Juniper"), *_ONE, says("assistant", "Marjoram"), says("user", "Tarragon")),
         ("Juniper", *_ONE_SHOWN, "Marjoram", "Tarragon"),

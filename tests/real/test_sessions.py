@@ -214,4 +214,4 @@ async def refuses_images(http: aiohttp.ClientSession, server: Server) -> None:
         async with http.post(f"{server.url}{path}", json=body) as response:
             said = await response.json()
             assert response.status == 400, said
-            assert re.search("image|parts of type 'input_text' only", said["error"]["message"]), said
+            assert re.search("images|only parts of type 'text'|'input_text' only", said["error"]["message"]), said

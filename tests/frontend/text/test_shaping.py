@@ -70,6 +70,12 @@ FORGETS_PAST_THOUGHTS = (  # as gpt-oss: what is said beside calls is a thought,
     + _CALLS
     + "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
+SYSTEM_WITH_THE_LAST = (  # as Mistral Nemo: only a question that comes last has the system message before it
+    _TOOLS + "{% for m in messages %}{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}<user>"
+    "{{ messages[0].content }} {{ m.content }}{% elif not (m.role == 'system' and loop.first) %}"
+    + _TURN
+    + "{% endif %}{% endfor %}"
+)
 AFTER_A_CALL = (  # as gpt-oss: a result needs a call before it, of which it takes the name
     _TOOLS + "{% set ns = namespace(name='') %}{% for m in messages %}{% if m.role == 'tool' %}{% if not ns.name %}"
     "{{ raise_exception('no call') }}{% endif %}{% elif m.tool_calls %}"
@@ -171,6 +177,13 @@ def test_neighbours_are_joined_where_roles_must_alternate() -> None:
     parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "A"}]}
     joined = [*parts["content"], {"type": "text", "text": "\n\n"}, {"type": "text", "text": "C"}]
     assert text_of(ALTERNATES, parts, says("user", "C")) == f"<user>{joined}"
+
+
+def test_a_loop_of_calls_begins_with_the_prompt_of_its_question() -> None:
+    given = CONVERSATIONS["one call under a system"]
+    asked = text_of(SYSTEM_WITH_THE_LAST.replace("}} {{", "}}\n\n{{"), *given.messages[:2], tools=[*given.tools])
+    loop = text_of(SYSTEM_WITH_THE_LAST.replace("}} {{", "}}\n\n{{"), *given.messages, tools=[*given.tools])
+    assert loop.startswith(asked)
 
 
 def test_tools_are_written_once_where_each_system_message_has_them() -> None:
