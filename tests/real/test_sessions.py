@@ -66,7 +66,6 @@ def tools_of_mistral(text: str, question: int) -> int:
 _FORGETS = "it leaves out what was thought before the last question"
 TEMPLATES: dict[str, Rewrites | None] = {
     "Qwen3.5-4B": Rewrites(_FORGETS, behind("<|im_start|>assistant")),
-    "GLM-4.6": Rewrites(_FORGETS, behind("<|assistant|>")),
     "openai-gpt-oss-120b": Rewrites(_FORGETS, behind("<|start|>assistant")),
     "meta-llama-Llama-3.3-70B-Instruct": None,
     "deepseek-ai-DeepSeek-V3.1": None,
