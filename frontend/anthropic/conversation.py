@@ -1,6 +1,7 @@
 """A Messages request's `system` and `messages` as chat messages.
 
 tool_result ...                      -->  tool messages, before the rest of the turn
+text behind them, of an agent        -->  text of the last of these
 text, document, search_result        -->  the turn's text
 image                                -->  a part of the turn, or of the tool message
 thinking, text, tool_use ...         -->  one assistant message
@@ -22,6 +23,9 @@ from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 _ATTRIBUTION = "x-anthropic-billing-header"
 """Start of a system block that names the agent. It differs in each request, so the prefix cache would never hit."""
+
+_REMINDER = "<system-reminder>"
+"""Start of a text that an agent, not its user, puts behind results."""
 
 _ERROR_MARKS = ("error", "<tool_use_error>")
 """Beginnings of results whose text already says that they are errors."""
@@ -151,17 +155,22 @@ def _system_text(name: str, content: Any) -> str:
 
 def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[str]) -> None:
     parts: list[dict[str, Any]] = []
-    num_results = 0
+    num_results, is_empty = 0, True
     for index, block in enumerate(_blocks(f"{name}.content", content)):
         at = f"{name}.content[{index}]"
         if block.get("type") == "tool_result":
             found.add(name, "tool", _result(found, at, block), tool_call_id=_string(at, block, "tool_use_id"))
             num_results += 1
-        elif block["type"] in server_tools.LEFT_OUT:
+            continue
+        if block["type"] in server_tools.LEFT_OUT:
             found.left_out[block["type"]] = None
-            num_results += 1  # the turn is not empty
+            is_empty = False
+            continue
+        part = _part(found, at, block, tuple(_TEXTS))
+        if num_results and not parts and part.get("text", "").startswith(_REMINDER):
+            found.append_text(part["text"], "\n\n")  # as a user's turn it would end the loop for the template
         else:
-            parts.append(_part(found, at, block, tuple(_TEXTS)))
+            parts.append(part)
     if asides and parts:
         aside = "\n\n".join(asides)
         if parts[0]["type"] == "text":
@@ -176,7 +185,7 @@ def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[st
         found.append(_joined(parts))
     elif parts:
         found.add(name, "user", _joined(parts))
-    elif not num_results:
+    elif is_empty and not num_results:
         raise InvalidParameter(f"{name}.content is empty", param=f"{name}.content")
 
 

@@ -43,6 +43,8 @@ _PROBE_CHARS = 1 << 20
 _KNOWN_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _MAX_ROLES = 64
 _MAX_TOLD = 8
+_EFFORT = "reasoning_effort"
+_MAX_WARNING = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +119,35 @@ class ChatTemplate:
             ContextLengthExceeded: if it writes more than `max_chars`.
         """
         self._check_roles(given.messages)
-        shape = self.shape
-        if given.continue_final_message:
-            shape = replace(shape, ending=None, empty_answer="kept")  # the mark makes a text of an empty one
+        failed = None
+        for shape, variables, told in self._attempts(given):
+            try:
+                chat, tools = shape.apply(given.messages, given.tools, given.example)
+                final = _mark_final_message(chat) if given.continue_final_message else ""
+                text = self._write(chat, tools, given.add_generation_prompt, variables, max_chars)
+                if given.continue_final_message:
+                    text = _cut_at_mark(text, final)
+            except TemplateFailed as error:
+                failed = failed or error
+            else:
+                return Rendered(text, (*told, *_lost(given.messages, text)))
+        assert failed is not None
+        raise failed
 
-        def write(shape: Shape) -> str:
-            chat, tools = shape.apply(given.messages, given.tools, given.example)
-            final = _mark_final_message(chat) if given.continue_final_message else ""
-            text = self._write(chat, tools, given.add_generation_prompt, given.variables, max_chars)
-            return _cut_at_mark(text, final) if given.continue_final_message else text
-
-        try:
-            text = write(shape)
-        except TemplateFailed:
-            if not given.tools or shape.tool_fields == _ALL_FIELDS:
-                raise
-            text = write(replace(shape, tool_fields=_ALL_FIELDS))  # a schema of a kind that no probe had
-        return Rendered(text, tuple(_lost(given.messages, text)))
+    def _attempts(self, given: ValidConversation) -> Iterator[tuple[Shape, dict[str, Any], tuple[str, ...]]]:
+        """Shapes and variables to try one after the other, and what the client should know about each."""
+        shapes, variables = [self.shape], given.variables
+        if given.continue_final_message:  # the mark makes a text of an empty one
+            shapes = [replace(self.shape, ending=None, empty_answer="kept")]
+        if given.tools and self.shape.tool_fields != _ALL_FIELDS:  # a schema may be of a kind that no probe had
+            shapes.append(replace(shapes[0], tool_fields=_ALL_FIELDS))
+        for shape in shapes:
+            yield shape, variables, ()
+        if _EFFORT in variables:  # agents send efforts that not every template knows
+            told = f"{_EFFORT}: {variables[_EFFORT]!r} has no effect, this model's chat template refuses it"
+            variables = {name: value for name, value in variables.items() if name != _EFFORT}
+            for shape in shapes:
+                yield shape, variables, (told[:_MAX_WARNING],)
 
     @cached_property
     def shape(self) -> Shape:

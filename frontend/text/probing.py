@@ -46,8 +46,10 @@ _CALLING: Message = {"role": "assistant", "content": None, "tool_calls": [_call(
 _CALLING_TWICE: Message = {
     "role": "assistant", "content": None, "tool_calls": [_call(1), _call(2, _OTHER_NAME, _OTHER_VALUE)]
 }  # fmt: skip
+_SAYING, _SAYING_2 = {**_CALLING, **_said("assistant", "look")}, _said("assistant", "seek", tool_calls=[_call(2)])
 _LOOP: Chat = [_USER, _CALLING, _result(1, "fact")]
 _LOOP_OF_TWO: Chat = [_USER, _CALLING_TWICE, _result(1, "fact"), _result(2, "find")]
+_TALKING_LOOP: Chat = [_USER, _SAYING, _result(1, "fact"), _SAYING_2, _result(2, "find")]
 _TOOLS: list[dict[str, Any]] = [TOOL, _OTHER_TOOL]
 
 
@@ -79,6 +81,13 @@ _WITH_CALLS = (
     _Question("result", ("kept", "user"), (_LOOP,), _TOOLS),
     _Question("lone_result", ("kept", "user"), ([_USER, _result(1, "fact"), _USER_2], [_result(1, "fact"), _USER])),
     _Question("after_result", ("kept", "assistant", "result"), ([*_LOOP, _USER_2], [*_LOOP_OF_TWO, _USER_2]), _TOOLS),
+    _Question("system_in_loop", ("kept", "question"), ([_SYSTEM, *_LOOP],), _TOOLS),
+    _Question(
+        "beside_calls",
+        ("kept", "answer", "last"),
+        (_TALKING_LOOP, [*_TALKING_LOOP, _ASSISTANT, _USER_2], [*_TALKING_LOOP, _USER_2]),
+        _TOOLS,
+    ),
     _Question("system_after_result", ("kept", "user"), ([*_LOOP, _SYSTEM], [*_LOOP, _SYSTEM, _ASSISTANT]), _TOOLS),
 )
 
@@ -133,6 +142,7 @@ class _Finder:
         ):
             self.shape = replace(self.shape, tools="prompted")
             return
+        self._join_systems(complete)
         function = TOOL["function"]
         optional = {
             "descriptions": [_without(function, "description"), _with(place={"type": "string"}, at={"type": "array"})],
@@ -148,6 +158,17 @@ class _Finder:
             if not all(self._shows_tool(function) for function in functions):
                 fields = replace(self.shape.tool_fields, **{field: True})
                 self.shape = replace(self.shape, tool_fields=fields)
+
+    def _join_systems(self, tools: Tools) -> None:
+        """Some templates write the tools into each system message: then there must be only one."""
+        once = self._text(self.shape, [_SYSTEM, _USER], tools).count(NAME)
+        changes: tuple[tuple[dict[str, Any], Chat], ...] = (
+            ({"systems": "joined"}, [_SYSTEM, _SYSTEM_2, _USER]),
+            ({"later_system": "user"}, [_SYSTEM, _USER, _ASSISTANT, _SYSTEM_2, _USER_2]),
+        )
+        for change, chat in changes:
+            if self._text(self.shape, chat, tools).count(NAME) > once:
+                self.shape = replace(self.shape, **change)
 
     def _shows_tool(self, function: dict[str, Any]) -> bool:
         text = self._text(self.shape, [_USER], [{"type": "function", "function": function}])

@@ -28,6 +28,9 @@ class Shape:
     """Whether developer messages, OpenAI's newer name, become system messages."""
     system: Literal["kept", "user"] = "kept"
     """Whether system messages at the beginning become text of the first user's message."""
+    system_in_loop: Literal["kept", "question"] = "kept"
+    """Whether those at the beginning become text of the last question unless that is the last message: some templates
+    show them with it alone."""
     systems: Literal["apart", "joined"] = "apart"
     """Whether those at the beginning become one."""
     later_system: Literal["kept", "user"] = "kept"
@@ -53,6 +56,9 @@ class Shape:
     """What comes between a result and a user's text: nothing, an empty answer, or the text is put into the result."""
     empty_answer: Literal["kept", "left out"] = "kept"
     """What becomes of an assistant's message with neither text nor calls."""
+    beside_calls: Literal["kept", "answer", "last"] = "kept"
+    """Where the text beside calls goes: it stays; or it becomes the beginning of the turn's answer once there is one;
+    or of the last text of the turn, whether that has calls or not."""
     tools: Literal["shown", "prompted"] = "shown"
     """Whether the template shows tools, or they are described in a system message."""
     tool_fields: ToolFields = field(default_factory=ToolFields)
@@ -73,6 +79,10 @@ class Shape:
         for message in messages:
             made.take(message)
         chat = made.finish()
+        if self.system_in_loop == "question":
+            chat = _with_system_in_question(chat)
+        if self.beside_calls != "kept":
+            chat = _with_texts_moved(chat, only_to_answers=self.beside_calls == "answer")
         if self.calls == "apart" and self.style.calls_as == "calls":
             chat = _one_call_each(chat)
         styled: Chat = []
@@ -186,9 +196,11 @@ class _Conversation:
 
 
 def _together(first: Any, second: Any) -> Any:
-    """Two contents as a list of parts."""
+    """Two contents as one: a text, or a list of parts."""
     if not first or not second:
         return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{_SEPARATOR}{second}"
     return [*_parts(first), {"type": "text", "text": _SEPARATOR}, *_parts(second)]
 
 
@@ -253,6 +265,39 @@ def _short(call_id: str) -> str:
     if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _with_system_in_question(chat: Chat) -> Chat:
+    """The first message, if it is the system's, at the beginning of the last question, unless that comes last."""
+    question = next((at for at in reversed(range(len(chat))) if chat[at]["role"] == "user"), 0)
+    if not chat or chat[0]["role"] != "system" or question in (0, len(chat) - 1):
+        return chat
+    asked = {**chat[question], "content": _together(chat[0].get("content"), chat[question].get("content"))}
+    return [*chat[1:question], asked, *chat[question + 1 :]]
+
+
+def _with_texts_moved(chat: Chat, *, only_to_answers: bool) -> Chat:
+    """The texts beside calls at the beginning of the last text of their turn; or only of its answer, if it has one."""
+    made = list(chat)
+    beside: list[int] = []  # messages of this turn with calls and text
+    target = -1  # its last message with a text, or without calls
+    for at, message in enumerate([*chat, {"role": "user"}]):
+        if message["role"] == "user":
+            moved = [index for index in beside if index < target]
+            if moved and not (only_to_answers and made[target].get("tool_calls")):
+                texts = [made[index]["content"] for index in moved]
+                last = made[target]
+                made[target] = {**last, "content": _SEPARATOR.join(filter(None, (*texts, last.get("content"))))}
+                for index in moved:
+                    made[index] = {**made[index], "content": None}
+            beside, target = [], -1
+        elif message["role"] == "assistant" and isinstance(message.get("content"), str | None):
+            has_calls, has_text = bool(message.get("tool_calls")), bool(message.get("content"))
+            if has_calls and has_text:
+                beside.append(at)
+            if has_text or not has_calls:
+                target = at
+    return made
 
 
 def _one_call_each(chat: Chat) -> Chat:

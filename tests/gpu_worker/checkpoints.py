@@ -1,6 +1,7 @@
 """Random checkpoints of every supported architecture, made by transformers itself, and its greedy answers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,12 @@ def prompts(lens: tuple[int, ...], seed: int = 0) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def greedy_errors(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> tuple[list[int], float]:
+def greedy_errors(model: Callable[[Tensor], Any], prompt: list[int], output: list[int]) -> tuple[list[int], float]:
     """Where an output is not transformers' greedy choice, and the narrowest gap between its two best logits.
 
     One pass over the whole text: an output without errors is, by induction, what greedy `generate` gives.
     """
-    logits: Tensor = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+    logits: Tensor = model(torch.tensor([prompt + output[:-1]])).logits[0, -len(output) :]
     best = logits.topk(2, dim=-1)
     gap = float((best.values[:, 0] - best.values[:, 1]).min())
     chosen = torch.tensor(output)

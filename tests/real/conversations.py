@@ -151,6 +151,7 @@ CONVERSATIONS: dict[str, Conversation] = {
         TOOLS,
     ),
     "one call": Conversation(_ONE, _ONE_SHOWN, TOOLS),
+    "one call under a system": Conversation((says("system", "Juniper"), *_ONE), ("Juniper", *_ONE_SHOWN), TOOLS),
     "one call, and on": Conversation(
         (says("system", "Juniper"), *_ONE, says("assistant", "Marjoram"), says("user", "Tarragon")),
         ("Juniper", *_ONE_SHOWN, "Marjoram", "Tarragon"),
@@ -159,6 +160,15 @@ CONVERSATIONS: dict[str, Conversation] = {
     "text beside a call": Conversation(
         (says("user", "Quince"), says("assistant", "Sorrel", tool_calls=[call(1)]), result(1, "Drizzle")),
         (*_ONE_SHOWN, "Sorrel"),
+        TOOLS,
+    ),
+    "text beside calls, and on": Conversation(
+        (
+            *(says("user", "Quince"), says("assistant", "Sorrel", tool_calls=[call(1)]), result(1, "Drizzle")),
+            *(says("assistant", "Chervil", tool_calls=[_FIND]), result(2, "Saffron")),
+            *(says("assistant", "Marjoram"), says("user", "Tarragon")),
+        ),
+        (*_TWO_SHOWN, "Sorrel", "Chervil", "Marjoram", "Tarragon"),
         TOOLS,
     ),
     "two calls": Conversation(_TWO, _TWO_SHOWN, TOOLS),

@@ -10,7 +10,6 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 
 from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.config import FrontendOptions
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import ApiError
@@ -26,29 +24,19 @@ from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.parsing.detection import output_format
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.schema import ChatRequest
-from penstock.frontend.text.chat_template import ChatTemplate, Rendered
-from penstock.frontend.text.template_facts import ANSWER, ARGUMENTS, THOUGHT, TOOLS, TemplateFacts, Turn, facts_of
+from penstock.frontend.text.chat_template import Rendered
+from penstock.frontend.text.template_facts import ANSWER, ARGUMENTS, THOUGHT, TOOLS, Turn
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.chat import validate_chat
-from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
+from penstock.frontend.validation.common import ValidRequest, validate_common
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import assert_same_at_every_cut
 from tests.real.conversations import CONVERSATIONS, Conversation
-from tests.real.fetched import IS_REAL, NoPackageIndexError, chat_templates, only_real
+from tests.real.fetched import only_real
+from tests.real.learned import RULES, SOURCES, learned, rules_of
 
 pytestmark = only_real
 
-
-def _sources() -> dict[str, str]:
-    try:
-        return chat_templates() if IS_REAL else {"none": ""}
-    except NoPackageIndexError as error:
-        pytest.skip(f"published templates are not tested: {error}", allow_module_level=True)
-
-
-SOURCES = _sources()
-_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
-_RULES = Rules(("m",), 8, 1 << 20, 1 << 20, (2,), SamplingDefaults())
 
 REFUSED: dict[str, str] = {
     "an image": "the model reads no images; to leave one out would be to answer another question",
@@ -72,19 +60,9 @@ NOT_WRITTEN: dict[str, str] = {
 """Templates whose past calls are not what grammars let the model write, though both are read, and why."""
 
 
-@cache
-def learned(name: str) -> tuple[ChatTemplate, TemplateFacts, TextModel]:
-    template = ChatTemplate(SOURCES[name], _SPECIAL)
-    facts = facts_of(template)
-    unknown: Any = None
-    model = TextModel(("m",), unknown, template, SamplingDefaults(), (2,))
-    return template, facts, model.with_facts(facts, FrontendOptions())
-
-
 def rendered(name: str, conversation: Conversation) -> Rendered:
     """What a server makes of a request."""
-    template, _, model = learned(name)
-    rules = replace(_RULES, tool_format=model.tool_format, hides_calls=model.hides_calls)
+    template, rules = learned(name)[0], rules_of(name)
     request = ChatRequest(model="m", messages=list(conversation.messages), tools=list(conversation.tools) or None)
     return template.render_conversation(validate_chat(request, rules, template).conversation)
 
@@ -185,7 +163,7 @@ class Model:
 
     def takes(self, form: OutputFormat, text: str) -> bool:
         """Whether the grammar of this output lets the model write this text."""
-        common: ValidRequest = validate_common(ChatRequest(), _RULES, max_tokens=None)
+        common: ValidRequest = validate_common(ChatRequest(), RULES, max_tokens=None)
         source = output_grammar_of(common, form, self.tokenizer)
         assert source is not None
         matcher = make_matcher(self._vocabulary, read_grammar(self._vocabulary, source.kind, source.text).text)

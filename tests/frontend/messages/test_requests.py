@@ -154,6 +154,21 @@ def test_system_messages_in_the_midst(live: LiveServer, messages: list[dict[str,
     assert rendered(live, messages=messages) == shown
 
 
+def test_reminders_behind_results_start_no_turn(live: LiveServer) -> None:
+    """For many templates a user's message ends the loop of calls: they leave out what was thought in it."""
+    reminder = text("<system-reminder>Q</system-reminder>")
+    before = said("user", "Hello") + said("assistant", '<tool_call>look {"x": 1}</tool_call>')
+    content = [result("rain"), reminder]
+    reminded = said("tool", "rain\n\n<system-reminder>Q</system-reminder> (a)")
+    assert rendered(live, messages=[*CALLED, {"role": "user", "content": content}]) == before + reminded
+    content.append(text("And now?"))
+    asked = rendered(live, messages=[*CALLED, {"role": "user", "content": content}])
+    assert asked == before + reminded + said("user", "And now?")
+    content = [result("rain"), text("Stop."), reminder]
+    stopped = said("tool", "rain (a)") + said("user", "Stop.\n<system-reminder>Q</system-reminder>")
+    assert rendered(live, messages=[*CALLED, {"role": "user", "content": content}]) == before + stopped
+
+
 def test_a_growing_conversation_keeps_its_prefix(live: LiveServer) -> None:
     """As an agent sends it: a reminder in each turn, and an attribution that is never the same."""
     messages: list[dict[str, Any]] = []

@@ -60,6 +60,22 @@ CALLS_OR_TEXT = (  # as Llama 3: no text beside calls
     _TOOLS + "{% for m in messages %}{% if m.tool_calls %}" + _CALLS + "{% else %}<{{ m.role }}>{{ m.content }}"
     "{% endif %}{% endfor %}"
 )
+ONE_TEXT_A_TURN = (  # as Mistral Small 3.2: roles must alternate, and text beside calls is not shown
+    ALTERNATES.replace(_TURN, "{% if m.tool_calls %}" + _CALLS + "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}")
+)
+FORGETS_PAST_THOUGHTS = (  # as gpt-oss: what is said beside calls is a thought, and those of past turns are left out
+    _TOOLS + "{% for m in messages %}{% if m.tool_calls %}{% set ns = namespace(answered=false) %}"
+    "{% for later in messages[loop.index:] %}{% if later.role == 'assistant' and not later.tool_calls %}"
+    "{% set ns.answered = true %}{% endif %}{% endfor %}{% if not ns.answered %}<thinks>{{ m.content }}{% endif %}"
+    + _CALLS
+    + "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+SYSTEM_WITH_THE_LAST = (  # as Mistral Nemo: only a question that comes last has the system message before it
+    _TOOLS + "{% for m in messages %}{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}<user>"
+    "{{ messages[0].content }} {{ m.content }}{% elif not (m.role == 'system' and loop.first) %}"
+    + _TURN
+    + "{% endif %}{% endfor %}"
+)
 AFTER_A_CALL = (  # as gpt-oss: a result needs a call before it, of which it takes the name
     _TOOLS + "{% set ns = namespace(name='') %}{% for m in messages %}{% if m.role == 'tool' %}{% if not ns.name %}"
     "{{ raise_exception('no call') }}{% endif %}{% elif m.tool_calls %}"
@@ -161,6 +177,42 @@ def test_neighbours_are_joined_where_roles_must_alternate() -> None:
     parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "A"}]}
     joined = [*parts["content"], {"type": "text", "text": "\n\n"}, {"type": "text", "text": "C"}]
     assert text_of(ALTERNATES, parts, says("user", "C")) == f"<user>{joined}"
+
+
+def test_a_loop_of_calls_begins_with_the_prompt_of_its_question() -> None:
+    given = CONVERSATIONS["one call under a system"]
+    asked = text_of(SYSTEM_WITH_THE_LAST.replace("}} {{", "}}\n\n{{"), *given.messages[:2], tools=[*given.tools])
+    loop = text_of(SYSTEM_WITH_THE_LAST.replace("}} {{", "}}\n\n{{"), *given.messages, tools=[*given.tools])
+    assert loop.startswith(asked)
+
+
+def test_tools_are_written_once_where_each_system_message_has_them() -> None:
+    source = "{% for m in messages %}{% if m.role == 'system' %}" + _TOOLS + "{% endif %}" + _TURN + "{% endfor %}"
+    for kind in ("two systems with tools", "system in the middle", "system after a result"):
+        given = CONVERSATIONS[kind]
+        chat = [says("system", "Anise"), *given.messages]
+        text = text_of(source, *chat, tools=[*CONVERSATIONS["tools"].tools])
+        assert text.count("Looks into the notes.") == 1, text
+        assert [word for word in ("Anise", *given.shows) if word not in text] == [], text
+
+
+def test_an_effort_that_the_template_refuses_is_left_out_and_told() -> None:
+    source = (
+        "{% if reasoning_effort is defined and reasoning_effort not in ('low', 'high') %}"
+        "{{ raise_exception('no such effort') }}{% endif %}{{ reasoning_effort }}" + NEEDS_ALL
+    )
+    template = ChatTemplate(source, {})
+    bare = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"items": {}}}}}}
+    for effort, told in (("low", ()), ("medium", ("'medium' has no effect",))):
+        given = ValidConversation([says("user", "Quince")], True, False, {"reasoning_effort": effort}, [bare])
+        rendered = template.render_conversation(given)
+        assert "Quince" in rendered.text
+        assert rendered.text.startswith("low") == (effort == "low")
+        assert len(rendered.warnings) == len(told)
+        assert all(word in warning for word, warning in zip(told, rendered.warnings, strict=True))
+    refused = ValidConversation([says("critic", "Quince")], True, False, {"reasoning_effort": "low"})
+    with pytest.raises(TemplateFailed, match="no such role"):
+        ChatTemplate("{{ reasoning_effort }}{{ raise_exception('no such role') }}", {}).render_conversation(refused)
 
 
 def test_two_calls_become_two_turns_where_one_is_shown() -> None:

@@ -18,8 +18,7 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.messages import Pooling, SamplingParams, StepPlan
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative
-from tests.gpu_worker.drafting.test_parity import Always
+from tests.gpu_worker.drafting.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import Scored

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from penstock.core.steps.drafts import DraftOutcome, FixedLengths
 from tests.gpu_worker.drafting.eagle_heads import write_eagle, write_eagle3, write_head
 from tests.gpu_worker.drafting.medusa_heads import CONFIG, heads
 
@@ -85,3 +86,13 @@ def speculative(name: str, model: transformers.PreTrainedModel, free: Path) -> s
     """`--speculative-config`."""
     free.mkdir(exist_ok=True)
     return json.dumps({"method": name, "num_speculative_tokens": 4} | DRAFTERS[name].config(model, free))
+
+
+class Always(FixedLengths):
+    """Guesses in every step, and counts what comes of it."""
+
+    num_guessed = num_right = 0
+
+    def note(self, outcome: DraftOutcome) -> None:
+        self.num_guessed += sum(outcome.num_guessed)
+        self.num_right += sum(max(0, count - 1) for count in outcome.num_tokens)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import DraftOutcome, FixedLengths
+from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.messages import SamplingParams
 from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative
+from tests.gpu_worker.drafting.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
 
 Make = Callable[..., Checkpoint]
@@ -50,16 +50,6 @@ PAIRWISE: list[Schedule] = [
     (40, 4, 2, True, True, "torch"),
     (48, 4, 1, True, True, "native"),
 ]
-
-
-class Always(FixedLengths):
-    """Guesses in every step, and counts what comes of it."""
-
-    num_guessed = num_right = 0
-
-    def note(self, outcome: DraftOutcome) -> None:
-        self.num_guessed += sum(outcome.num_guessed)
-        self.num_right += sum(max(0, count - 1) for count in outcome.num_tokens)
 
 
 @pytest.fixture(scope="module")
