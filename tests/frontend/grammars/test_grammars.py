@@ -286,9 +286,9 @@ async def test_identical_questions_at_once_are_one(reader: GrammarReader, monkey
     questions = []
     ask = reader._children.ask
 
-    async def noted(question: list[Any], seconds: float) -> list[Any]:
+    async def noted(question: list[Any], seconds: float, client: str) -> list[Any]:
         questions.append(question)
-        return await ask(question, seconds)
+        return await ask(question, seconds, client)
 
     monkeypatch.setattr(reader._children, "ask", noted)
     source = GrammarSource("json", json.dumps(PERSON), "f")
