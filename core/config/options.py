@@ -15,6 +15,7 @@ from penstock.core.config.groups.model import ModelImpl, ModelOptions
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.groups.scheduling import BatchingName, PreemptionKind, SchedulerOptions
 from penstock.core.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
+from penstock.core.config.networks import problem_with_network
 from penstock.core.config.observing import problem_with_observers
 from penstock.core.config.speculative import speculative_config
 from penstock.ipc.addresses import addresses_in, is_tcp
@@ -115,6 +116,9 @@ def validate(config: Config) -> Config:
             raise ConfigError(
                 f"--cors-origins {origin!r}: an origin is scheme://host or scheme://host:port, nothing else"
             )
+    for given in config.frontend.trusted_proxies:
+        if problem := problem_with_network(given):
+            raise ConfigError(f"--trusted-proxies {given!r}: {problem}")
     for flag, address in (
         ("--frontend-address", config.ipc.frontend_address),
         ("--worker-address", config.ipc.worker_address),
