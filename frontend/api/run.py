@@ -38,6 +38,7 @@ from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.grammars.reader import Grammar, GrammarSource
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.targets import NONE as NO_TARGETS
 from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, without_collecting
 from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
@@ -58,9 +59,6 @@ _MAX_COMPLAINT = 200
 _OBJECT_ERRORS = {"missing required": "is required", "contains unknown": "is an unknown field"}
 """What is wrong with a body's fields, by msgspec's words for it."""
 _OF_AN_OBJECT = re.compile(rf"Object ({'|'.join(_OBJECT_ERRORS)}) field `(.*)`", re.DOTALL)
-
-_LARGE_BODY = 1 << 20
-"""Bytes. Decoding a body of 8 MiB may take 40 ms on a slow machine."""
 
 FIRST_TOKEN_WAIT_SECONDS = 1.0
 """How long a stream's status line waits, so that a refusal by the engine can still become a status code."""
@@ -337,10 +335,10 @@ async def run(
 
 
 async def read(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
-    """`decode`; after a large body, yield to other tasks, because the next steps take long too."""
+    """`decode` in a turn of its own if the body is large, and yield to other tasks, because the next steps are too."""
+    await heavy_turn(len(body))
     request = decode(decoder, body)
-    if len(body) > _LARGE_BODY:
-        await asyncio.sleep(0)
+    await heavy_turn(len(body))
     return request
 
 
