@@ -170,6 +170,11 @@ def add(file: sqlite3.Connection) -> None:
     file.execute("INSERT INTO blobs (content) VALUES (randomblob(100000))")
 
 
+def add_nine(file: sqlite3.Connection) -> None:
+    for _ in range(9):
+        add(file)
+
+
 async def until_full(storage: Database) -> int:
     """Add blobs until there is no room, and return how many."""
     await storage.write(lambda file: file.execute("CREATE TABLE blobs (number INTEGER PRIMARY KEY, content BLOB)"))
@@ -243,10 +248,10 @@ async def test_nothing_grows_beyond_the_room_that_its_log_needs(
         await tables.write(partial(_remove, 2))
         await tables.write(add)  # in their place
         with pytest.raises(StorageFull):
-            await tables.write(lambda file: [add(file) for _ in range(9)])
+            await tables.write(add_nine)
     assert (tmp_path / RESERVE_NAME).stat().st_size == 0
     free += RESERVE_BYTES
-    await storage.write(lambda file: [add(file) for _ in range(9)])
+    await storage.write(add_nine)
     storage.close()
     own.close()
 

@@ -1,6 +1,7 @@
 """Slots go to whoever has used them least, and one is left for those who ask for little."""
 
 import asyncio
+import heapq
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ async def test_who_leaves_as_its_turn_comes_keeps_no_slot() -> None:
 
 async def test_a_thousand_clients_cost_no_more_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed = 0
-    push = fair_slots.heappush
+    push = heapq.heappush
 
     def counted(*arguments: Any) -> None:
         nonlocal pushed
