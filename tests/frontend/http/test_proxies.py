@@ -14,6 +14,7 @@ import pytest
 from penstock.core.config import Config, ConfigError, FrontendOptions
 from penstock.core.config.options import validate
 from penstock.frontend.http.proxies import MAX_HOPS, PreambleError, TrustedProxies, may_begin_preamble, read_preamble
+from tests.frontend.http.test_asgi import Client, mounted
 from tests.frontend.http_client import get
 from tests.frontend.live_server import LiveServer, live_server
 
@@ -214,6 +215,9 @@ def test_the_client_is_the_tenant(trusting: tuple[LiveServer, Path]) -> None:
         assert talk(live, head + b"X-Forwarded-For: " + client + b"\r\n\r\n" + body).startswith(b"HTTP/1.1 200")
     assert [request.tenant for request in live.scheduler.added] == ["203.0.113.9", "203.0.113.10"]
     assert clients(log, 2) == ["203.0.113.9", "203.0.113.10"]
+    json_body = {"Content-Type": "application/json", "X-Forwarded-For": "203.0.113.11"}
+    assert mounted(live, Client("POST", "/v1/completions", body, **json_body)).status == 200
+    assert clients(log, 1) == [live.scheduler.added[-1].tenant] == ["203.0.113.11"]
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
