@@ -229,7 +229,9 @@ class AsyncLLM:
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         valid = read_embedding(service, service.rules(), request)
-        [token_ids] = await service.prompts.encode_inputs(valid.inputs, field="prompt", add_special_tokens=True)
+        [token_ids] = await service.prompts.encode_inputs(
+            valid.inputs, record.tenant, field="prompt", add_special_tokens=True
+        )
         output = EmbeddingRequestOutput(record.request_id, warnings=record.warnings)
         output.prompt_token_ids = valid.common.truncated(token_ids)
         ready = await make_ready(service, valid.common, [output.prompt_token_ids], record, None)
@@ -276,7 +278,7 @@ class AsyncLLM:
             kept = valid.truncated_chat(whole)
             return valid, RequestOutput("", prompt_token_ids=kept.token_ids), kept.images
         completion = validate_completion(params.request(read), rules)
-        [token_ids] = await service.prompts.encode_prompts(completion)
+        [token_ids] = await service.prompts.encode_prompts(completion, record.tenant)
         valid = completion.common
         text = read if isinstance(read, str) else None
         return valid, RequestOutput("", text, valid.truncated(token_ids)), ()

@@ -15,6 +15,7 @@ from penstock.core.config.groups.model import ModelImpl, ModelOptions
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.config.groups.scheduling import BatchingName, PreemptionKind, SchedulerOptions
 from penstock.core.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
+from penstock.core.config.networks import problem_with_network
 from penstock.core.config.observing import problem_with_observers
 from penstock.core.config.speculative import speculative_config
 from penstock.ipc.addresses import addresses_in, is_tcp
@@ -56,6 +57,9 @@ class Config(Options, frozen=True):
     ipc: IpcOptions = IpcOptions()
     log: LogOptions = LogOptions()
 
+
+_ANYWHERE = {"0.0.0.0", "::", "*"}
+"""All addresses of a host: to listen on, but not to connect to."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*,?#@]+")
 """As browsers write it: lower case, no path."""
@@ -120,6 +124,9 @@ def validate(config: Config) -> Config:
             raise ConfigError(
                 f"--cors-origins {origin!r}: an origin is scheme://host or scheme://host:port, nothing else"
             )
+    for given in config.frontend.trusted_proxies:
+        if problem := problem_with_network(given):
+            raise ConfigError(f"--trusted-proxies {given!r}: {problem}")
     for flag, address in (
         ("--frontend-address", config.ipc.frontend_address),
         ("--worker-address", config.ipc.worker_address),
@@ -130,8 +137,27 @@ def validate(config: Config) -> Config:
                 f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
                 "without keys anybody who reaches it could send and read messages"
             )
+    for address in filter(None, addresses_in(config.ipc.rendezvous_address)):
+        if problem := _problem_with_rendezvous(address, has_keys=bool(config.ipc.channel_key_file)):
+            raise ConfigError(f"--rendezvous-address {address!r}{problem}")
     channel_keys(config)
     return config
+
+
+def _problem_with_rendezvous(address: str, *, has_keys: bool) -> str:
+    """Return what is wrong with the place where ranks meet, to be read after it; empty if nothing is."""
+    kind, _, where = address.partition("://")
+    host, _, port = where.rpartition(":")
+    if kind != "file" and (kind != "tcp" or not host or not port.isdecimal()):
+        return ": it must be tcp://HOST:PORT, or file://PATH on one machine"
+    if kind == "tcp" and host.strip("[]") in _ANYWHERE:
+        return " is no place to meet: name the host of the first worker as the other workers reach it"
+    if kind == "tcp" and not has_keys:
+        return (
+            " needs --channel-key-file (make one with `penstock keys --channel FILE`) and a private network: workers "
+            "that meet over TCP listen on all addresses of their hosts; on one machine, leave the option out"
+        )
+    return ""
 
 
 def check_engines(config: Config) -> None:

@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
@@ -21,6 +22,19 @@ _MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
 of a request, and finding that request costs one death for each halving of those that were in flight."""
 
 _DEATHS_WINDOW = 60.0
+
+
+_EXITING = 0x4
+"""The kernel's flag (PF_EXITING) of a process that is giving up its memory and files, and runs no more code."""
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has died, or is just dying."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
 
 
 class Child:
@@ -153,6 +167,11 @@ class Child:
     def pids(self) -> set[int]:
         """The process's id, if it was started."""
         return set() if self.process is None else {self.process.pid}
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process has died, or is just dying, although its end has not been noticed yet."""
+        return any(map(_is_ending, self.pids))
 
     def may_restart(self, now: float) -> bool:
         """Record a death; False if there were too many recently."""

@@ -94,10 +94,14 @@ class EngineLaunch:
         clear_rendezvous(self.config)
 
     def kill_hung(self, pid: int) -> None:
-        """Kill a worker that the scheduler reports as hung, unless it has been replaced in the meantime."""
+        """Kill a worker that the scheduler reports as hung, unless it has been replaced in the meantime.
+
+        A worker that is killed closes its connections before its parent learns of its death, and the scheduler may
+        be the first to notice: it does not hang, and its end tells why it died.
+        """
         for child in self.workers:
             running = child.process
-            if running is not None and running.pid == pid and running.returncode is None:
+            if running is not None and running.pid == pid and running.returncode is None and not child.is_ending:
                 log.error("process unresponsive, killing", child=child.name)
                 child.signal(signal.SIGKILL)
 
@@ -137,9 +141,14 @@ async def keep_running(
             return None
         is_hopeless = code == process.EXIT_CONFIG  # it has printed the reason
         if is_hopeless or not child.may_restart(time.monotonic()):
-            (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
+            (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code, **_by_signal(code))
             return process.EXIT_CONFIG if is_hopeless else 1
-        log.error("process exited, restarting", child=child.name, exit_code=code)
+        log.error("process exited, restarting", child=child.name, exit_code=code, **_by_signal(code))
+
+
+def _by_signal(code: int) -> dict[str, str]:
+    """The signal that ended a process, for the log; nothing if it ended by itself."""
+    return {"signal": signal.Signals(-code).name} if -code in set(signal.Signals) else {}
 
 
 async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:

@@ -15,7 +15,6 @@ from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, ImageRef, SamplingParams, WindowGroup, WorkerHello
 from penstock.ipc.page_keys import namespace_of
-from penstock.ipc.queue_turns import turns_before
 
 PART_BESIDE_PROMPTS = 16
 """In a step that may compute prompts, one token in this many may be a guess."""
@@ -237,7 +236,7 @@ def _check_room(
             f"{waiting.num_seqs} sequences are waiting and the request has {n}; at most {max_num_seqs} may wait",
         )
     if max_turns and waiting.num_seqs and not waiting.has_group(message.tenant, message.group):
-        num_turns = turns_before(message.tenant, waiting.tenants())
+        num_turns = waiting.turns_before(message.tenant)
         if num_turns >= max_turns:
             return Refusal("queue_full", f"{num_turns} others would have their turn before; at most {max_turns} may")
     # A request that finds the queue empty is accepted whatever its size: waiting longer would not help it.

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from penstock.core.sequences.sequence import Key, Request, Sequence
 from penstock.ipc.messages import WaitingTenant
+from penstock.ipc.queue_turns import WaitingCounts
 
 _by_idx = attrgetter("sequence_idx")
 
@@ -120,16 +121,6 @@ def _in_turns(lists: list[list[Sequence]]) -> Iterator[Sequence]:
         yield from (each[i] for each in lists if i < len(each))
 
 
-class _Count:
-    """The numbers that one tenant has waiting."""
-
-    __slots__ = ("groups", "num_seqs")
-
-    def __init__(self) -> None:
-        self.num_seqs = 0
-        self.groups: dict[str, int] = {}  # number of its sequences by group
-
-
 class WaitingQueue:
     """All waiting sequences.
 
@@ -142,8 +133,8 @@ class WaitingQueue:
     """
 
     __slots__ = (
-        "_counts", "_held", "_level_ids", "_levels", "_num_turns", "_order", "_parked", "_paused", "_returning",
-        "newest_first", "num_line_ups", "num_seqs", "num_tokens",
+        "_counts", "_groups", "_held", "_level_ids", "_levels", "_num_turns", "_order", "_parked", "_paused",
+        "_returning", "newest_first", "num_line_ups", "num_seqs", "num_tokens",
     )  # fmt: skip
 
     def __init__(self, order: TenantOrder | None = None) -> None:
@@ -155,7 +146,8 @@ class WaitingQueue:
         self._parked: dict[Request, None] = {}
         self._held: dict[Request, str] = {}  # like parked, but `release` ends it; with the reason
         self._paused: dict[Request, None] = {}
-        self._counts: dict[str, _Count] = {}  # by tenant
+        self._counts = WaitingCounts()
+        self._groups: dict[tuple[str, str], int] = {}  # number of sequences by tenant and group
         self._num_turns = 0
         self.num_seqs = 0
         self.num_tokens = 0  # known tokens, prompts and outputs, of all waiting sequences
@@ -337,7 +329,11 @@ class WaitingQueue:
 
     def tenants(self) -> tuple[WaitingTenant, ...]:
         """Return the counts of each tenant that has sequences waiting."""
-        return tuple(WaitingTenant(name, each.num_seqs, len(each.groups)) for name, each in self._counts.items())
+        return tuple(self._counts.tenants())
+
+    def turns_before(self, tenant: str) -> int:
+        """Return how many sequences get a row before the first one of a new group of `tenant` does."""
+        return self._counts.turns_before(tenant)
 
     def has_tenant(self, tenant: str) -> bool:
         """Return whether a tenant has sequences waiting."""
@@ -345,7 +341,7 @@ class WaitingQueue:
 
     def has_group(self, tenant: str, group: str) -> bool:
         """Return whether a group has sequences waiting."""
-        return tenant in self._counts and group in self._counts[tenant].groups
+        return (tenant, group) in self._groups
 
     def requests(self) -> Iterator[Request]:
         """Yield every request with a waiting sequence, in no particular order; for resets and checks."""
@@ -402,16 +398,13 @@ class WaitingQueue:
         self.num_tokens += change * len(seq.token_ids)
         if seq.request.is_background:
             return  # no other request waits for its turn
-        tenant, group = seq.request.tenant, seq.request.group
-        count = self._counts.setdefault(tenant, _Count())
-        count.num_seqs += change
-        num_of_group = count.groups.get(group, 0) + change
-        if num_of_group:
-            count.groups[group] = num_of_group
-            return
-        del count.groups[group]
-        if not count.groups:
-            del self._counts[tenant]
+        name = (seq.request.tenant, seq.request.group)
+        had = self._groups.get(name, 0)
+        if had + change:
+            self._groups[name] = had + change
+        else:
+            del self._groups[name]
+        self._counts.add(name[0], change, bool(had + change) - bool(had))
 
     def _line_up(self, request: Request) -> None:
         has_new = False

@@ -45,7 +45,7 @@ async def _validated(
         valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
 
     async def prepare() -> Prepared:
-        prompts = await _prompts(service, valid)
+        prompts = await _prompts(service, valid, record.tenant)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)
         return Prepared(
@@ -73,10 +73,10 @@ def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
         )
 
 
-async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
+async def _prompts(service: Service, valid: ValidCompletion, client: str) -> list[_Prompt]:
     if valid.suffix:
-        return [_Prompt(ids, "") for ids in await filled_prompts(service, valid)]
-    encoded = await service.prompts.encode_prompts(valid)
+        return [_Prompt(ids, "") for ids in await filled_prompts(service, valid, client)]
+    encoded = await service.prompts.encode_prompts(valid, client)
     prompts = []
     for prompt, whole in zip(valid.prompts, encoded, strict=True):
         token_ids = valid.common.truncated(whole)
@@ -85,7 +85,7 @@ async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
             if isinstance(prompt, str) and len(token_ids) == len(whole):
                 echo = prompt
             else:
-                echo = await service.model.tokenizer.decode_off_loop(token_ids)
+                echo = await service.prompts.decode(token_ids, client)
         prompts.append(_Prompt(token_ids, echo))
     return prompts
 

@@ -1,6 +1,5 @@
 """Filling in the middle: prompts for `suffix` of completions, and POST /infill, as llama.cpp has it."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,6 @@ from penstock.frontend.errors import ApiError, InvalidParameter, UnsupportedPara
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
-from penstock.frontend.text.child import seam_for, special_texts
 from penstock.frontend.text.infill import FORMATS, JOINT, Chunk, Infill
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, validate_common
 from penstock.frontend.validation.completion import ValidCompletion
@@ -64,6 +62,7 @@ async def infill_prompt(
     infill: Infill,
     before: str,
     after: str,
+    client: str,
     extras: Sequence[InfillExtra] = (),
     *,
     begins: bool = True,
@@ -78,24 +77,20 @@ async def infill_prompt(
     names = [f"{extra.filename}\n" if infill.file is not None else SNIPPET for extra in extras]
     texts = [extra.text if extra.text.endswith("\n") else f"{extra.text}\n" for extra in extras]
     parts = [before, *(joint + text for text in (after, REPOSITORY, FILE, *names, *texts))]
-    special = await asyncio.to_thread(special_texts, service.model.tokenizer.special_texts)
-    seam = seam_for(parts) if special.stand_in(parts) else ""
-    if seam:
-        parts = [special.broken(part, seam) for part in parts]
-    first, *rest = await service.prompts.encode_all(parts, field="prompt", add_special_tokens=False, seam=seam)
+    first, *rest = await service.prompts.encode_plain(parts, client, field="prompt")
     after_ids, repository, file, *others = (ids[infill.num_joint_tokens or 0 :] for ids in rest)
     chunks = [Chunk(*pair) for pair in zip(others[: len(extras)], others[len(extras) :], strict=True)]
     return infill.prompt(first, after_ids, chunks, repository, file, begins=begins, max_tokens=max_tokens)
 
 
-async def filled_prompts(service: Service, valid: ValidCompletion) -> list[list[int]]:
+async def filled_prompts(service: Service, valid: ValidCompletion, client: str) -> list[list[int]]:
     """The prompts of completions with a suffix. `truncate_prompt_tokens` cuts what is farthest from the gap."""
     infill, kept = infill_format(service, "suffix"), valid.common.num_kept_prompt_tokens
     if kept is not None and kept < 0:
         kept = max(valid.common.max_model_len - (valid.common.max_tokens or 1), 1)
     return [
         await infill_prompt(
-            service, infill, str(prompt), valid.suffix, begins=valid.add_special_tokens, max_tokens=kept
+            service, infill, str(prompt), valid.suffix, client, begins=valid.add_special_tokens, max_tokens=kept
         )
         for prompt in valid.prompts
     ]
@@ -131,7 +126,8 @@ async def _validated(
         most, most_chars = rules.max_model_len - reserved, MAX_BYTES_PER_TOKEN * rules.max_model_len
         whole = before + (request.prompt or "")
         near = _near(extras, most_chars)
-        prompt = await infill_prompt(service, infill, whole[-most_chars:], after[:most_chars], near, max_tokens=most)
+        before_gap, after_gap = whole[-most_chars:], after[:most_chars]
+        prompt = await infill_prompt(service, infill, before_gap, after_gap, record.tenant, near, max_tokens=most)
         writer = _Writer(request.response_fields or [], is_cut=len(prompt) >= most)
         return Prepared([prompt], common.grammar, partial(_Chunks, writer), writer.whole, is_prompt_only=is_prompt_only)
 

@@ -61,7 +61,7 @@ class PromptImages:
                 before()
 
         record.on_end = end
-        read = await self.reader.read(sources, hold)
+        read = await self.reader.read(sources, hold, record.tenant)
         return read, with_placeholders(text, self._family.mark, [image.placeholder for image in read])
 
     async def placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:

@@ -38,6 +38,7 @@ from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.grammars.reader import Grammar, GrammarSource
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.targets import NONE as NO_TARGETS
 from penstock.frontend.text.stop_strings import StopStrings
 from penstock.frontend.text.tokenizer import TextTokenizer
@@ -65,9 +66,6 @@ _OF_AN_OBJECT = re.compile(rf"Object ({'|'.join(_OBJECT_ERRORS)}) field `(.*)`",
 _WHOLE_NUMBER = re.compile(rb"(-?[0-9]{1,19})\.0{1,9}")
 
 _MANY_STOP_CHARACTERS = 1024
-
-_LARGE_BODY = 1 << 20
-"""Bytes. Decoding a body of 8 MiB may take 40 ms on a slow machine."""
 
 FIRST_TOKEN_WAIT_SECONDS = 1.0
 """How long a stream's status line waits, so that a refusal by the engine can still become a status code."""
@@ -345,10 +343,10 @@ async def run(
 
 
 async def read(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
-    """`decode`; after a large body, yield to other tasks, because the next steps take long too."""
+    """`decode` in a turn of its own if the body is large, and yield to other tasks, because the next steps are too."""
+    await heavy_turn(len(body))
     request = decode(decoder, body)
-    if len(body) > _LARGE_BODY:
-        await asyncio.sleep(0)
+    await heavy_turn(len(body))
     return request
 
 

@@ -3,16 +3,17 @@
 Prompts become token ids off the event loop. A chat template is a program, and only running it shows whether it ends, so
 it is always rendered in a process that can be killed. That costs about 0.2 milliseconds more than a thread would. Short
 texts are tokenized in a thread, which takes a bounded time: any tokenizer reads 64 KiB in well under a second. Longer
-texts are tokenized in the process too.
+texts are tokenized in the process too. Processes and threads serve the tenants in turns: see `fair_slots.py`.
 """
 
 import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -51,8 +52,9 @@ from penstock.frontend.streams.kept import Bounds
 from penstock.frontend.streams.siblings import Siblings
 from penstock.frontend.text.chat_template import ValidConversation
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+from penstock.frontend.text.fair_slots import FairSlots
 from penstock.frontend.text.template_facts import TemplateFacts
-from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.text.tokenizer import NUM_THREADS, TextTokenizer
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, check_text_size
 from penstock.frontend.validation.completion import ValidCompletion
 from penstock.ipc.addresses import addresses_in
@@ -66,6 +68,9 @@ MAX_ENCODE_SECONDS = 10.0
 
 SHORT_TEXT = 64 << 10
 """The longest text that is tokenized in a thread, in characters."""
+
+MAX_QUICK = 16 << 10
+"""Conversations of so many bytes, and texts of so many characters, take milliseconds, however they are made up."""
 
 _NUM_LOOKS = 3
 _MAX_PROCESSES = 2
@@ -104,7 +109,9 @@ class PromptReader:
             max_processes=_MAX_PROCESSES,
             max_queued=_MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,
+            max_short=MAX_QUICK,
         )
+        self._threads = FairSlots(NUM_THREADS, _MAX_QUEUED, "to be read")
 
     async def warm(self) -> None:
         """Start a helper process before the first request arrives."""
@@ -128,12 +135,14 @@ class PromptReader:
             ContextLengthExceeded: if the text is too long to fit, however it is tokenized.
             InvalidImage: an image cannot be read.
         """
-        text, seam, warnings = await self._render(conversation, rules)
+        text, seam, warnings = await self._render(conversation, rules, record.tenant)
         record.warnings += warnings
         check_text_size("messages", text, rules)
         if conversation.images and self.images is not None:
             return await self._with_images(self.images, conversation, text, seam, record, add_special_tokens)
-        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
+        [token_ids] = await self.encode_all(
+            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
+        )
         if not token_ids:
             raise InvalidRequest("the chat template turns these messages into an empty prompt", param="messages")
         return Prompt(token_ids)
@@ -148,49 +157,75 @@ class PromptReader:
         add_special_tokens: bool,
     ) -> Prompt:
         read, text = await images.read(conversation.images, text, record)
-        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
+        [token_ids] = await self.encode_all(
+            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
+        )
         return await images.placed(token_ids, read)
 
-    async def encode_prompts(self, completion: ValidCompletion) -> list[list[int]]:
+    async def encode_prompts(self, completion: ValidCompletion, client: str) -> list[list[int]]:
         """The token ids of each prompt.
 
         Raises:
             InvalidParameter: if a prompt has no tokens, or takes too long.
         """
         return await self.encode_inputs(
-            completion.prompts, field="prompt", add_special_tokens=completion.add_special_tokens
+            completion.prompts, client, field="prompt", add_special_tokens=completion.add_special_tokens
         )
 
     async def encode_inputs(
-        self, inputs: list[str] | list[list[int]], *, field: str, add_special_tokens: bool
+        self, inputs: list[str] | list[list[int]], client: str, *, field: str, add_special_tokens: bool
     ) -> list[list[int]]:
         """The token ids of each input of the given field. Raises the same errors."""
         texts = [each for each in inputs if isinstance(each, str)]
         if not texts:
             return [each for each in inputs if isinstance(each, list)]
-        encoded = await self.encode_all(texts, field=field, add_special_tokens=add_special_tokens)
+        encoded = await self.encode_all(texts, client, field=field, add_special_tokens=add_special_tokens)
         for index, token_ids in enumerate(encoded):
             if not token_ids:
                 raise InvalidParameter(f"{field}[{index}] is empty: it has no tokens", param=field)
         return encoded
 
     async def encode_all(
-        self, texts: list[str], *, field: str, add_special_tokens: bool, seam: str = ""
+        self, texts: list[str], client: str, *, field: str, add_special_tokens: bool, seam: str = ""
     ) -> list[list[int]]:
-        """Tokenize texts, and leave out the seam's tokens.
+        """Tokenize a client's texts, and leave out the seam's tokens.
 
         Raises:
             InvalidParameter: if it takes too long.
+            Overloaded: if too many texts wait.
         """
-        if sum(map(len, texts)) <= SHORT_TEXT:
-            return await self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens, seam=seam)
-        return [await self._encode_long(text, seam, field, add_special_tokens) for text in texts]
+        num_chars = sum(map(len, texts))
+        if num_chars <= SHORT_TEXT:
+            async with self._thread(client, num_chars):
+                return await self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens, seam=seam)
+        return [
+            await self._tokenized(["encode", [text, seam], add_special_tokens], field, client, len(text))
+            for text in texts
+        ]
 
-    async def _encode_long(self, text: str, seam: str, field: str, add_special_tokens: bool) -> list[int]:
+    async def encode_plain(self, texts: list[str], client: str, *, field: str) -> list[list[int]]:
+        """Tokenize texts without adding special tokens, and read those that are spelled out in them as plain text.
+
+        Raises the same errors.
+        """
+        question = ["plain", texts, None]
+        return [*await self._tokenized(question, field, client, sum(map(len, texts)))]
+
+    async def decode(self, token_ids: list[int], client: str) -> str:
+        """The text of token ids that a client chose.
+
+        Raises:
+            Overloaded: if too many texts wait.
+        """
+        async with self._thread(client, len(token_ids)):
+            return await self._tokenizer.decode_off_loop(token_ids)
+
+    def _thread(self, client: str, size: int) -> AbstractAsyncContextManager[None]:
+        return self._threads.slot(client, "short" if size <= MAX_QUICK else "long")
+
+    async def _tokenized(self, question: list[Any], field: str, client: str, num_chars: int) -> Any:
         try:
-            token_ids, error = await self._children.ask(
-                ["encode", [text, seam], add_special_tokens], MAX_ENCODE_SECONDS
-            )
+            token_ids, error = await self._children.ask(question, MAX_ENCODE_SECONDS, client)
         except ChildTooSlowError:
             error = f"it takes longer than {MAX_ENCODE_SECONDS:g} seconds"
         except ChildDiedError:
@@ -198,14 +233,14 @@ class PromptReader:
         except ChildUnusableError as unusable:
             error = str(unusable)
         if error:
-            log.warning("tokenizing failed", num_chars=len(text), reason=error)
+            log.warning("tokenizing failed", num_chars=num_chars, reason=error)
             raise InvalidParameter(f"{field} cannot be tokenized: {error}", param=field)
-        return [int(token_id) for token_id in token_ids]
+        return token_ids
 
     async def look(self) -> TemplateFacts | None:
         """What the chat template shows; None if it does not end, or the process cannot be asked."""
         try:
-            facts, error = await self._children.ask(["look", None, None], MAX_RENDER_SECONDS)
+            facts, error = await self._children.ask(["look", None, None], MAX_RENDER_SECONDS, "")
             if not error:
                 return msgspec.convert(facts, TemplateFacts)
         except (ChildTooSlowError, ChildDiedError, ChildUnusableError, ApiError, msgspec.ValidationError) as failed:
@@ -213,13 +248,13 @@ class PromptReader:
         log.warning("chat template not probed: formats are found by its words", reason=error)
         return None
 
-    async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str, list[str]]:
+    async def _render(self, conversation: ValidConversation, rules: Rules, client: str) -> tuple[str, str, list[str]]:
         limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
         if conversation.images:
             conversation = replace(conversation, images=())  # their places are in the messages
         question = ["render", conversation, limit]
         try:
-            rendered, error = await self._children.ask(question, MAX_RENDER_SECONDS)
+            rendered, error = await self._children.ask(question, MAX_RENDER_SECONDS, client)
         except ChildTooSlowError:
             log.warning("chat template timed out", seconds=MAX_RENDER_SECONDS)
             error = f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds on these messages"

@@ -44,7 +44,7 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
         check_text_size("prompt", request.prompt, rules)
         add_special_tokens = request.add_special_tokens is not False
         [token_ids] = await service.prompts.encode_all(
-            [request.prompt], field="prompt", add_special_tokens=add_special_tokens
+            [request.prompt], record.tenant, field="prompt", add_special_tokens=add_special_tokens
         )
     else:
         raise InvalidParameter("prompt or messages is required", param="prompt")
@@ -82,5 +82,5 @@ async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Re
         raise InvalidParameter("tokens is required", param="tokens")
     # As many tokens as /tokenize may return: each stands for at least one byte.
     check_token_ids("tokens", request.tokens, rules.vocab_size, MAX_BYTES_PER_TOKEN * rules.max_model_len)
-    text = await service.model.tokenizer.decode_off_loop(request.tokens)
+    text = await service.prompts.decode(request.tokens, record.tenant)
     return Reply(msgspec.json.encode(schema.DetokenizeAnswer(prompt=text)))

@@ -185,10 +185,9 @@ class BatchStore:
 
     async def answered(self, number: int) -> set[int]:
         """The numbers of the lines that have an answer."""
-        rows = await self._database.read(
-            lambda file: file.execute("SELECT line FROM answers WHERE batch = ?", (number,)).fetchall()
+        return await self._database.read(
+            lambda file: {line for (line,) in file.execute("SELECT line FROM answers WHERE batch = ?", (number,))}
         )
-        return {line for (line,) in rows}
 
     async def answers(self, number: int, after: int, *, are_errors: bool) -> list[tuple[int, bytes]]:
         """Some answers to the lines after `after`, in order; empty if there are no more."""

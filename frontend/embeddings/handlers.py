@@ -39,6 +39,7 @@ Write = Callable[[Run, Vectors], Awaitable[bytes]]
 
 async def embedding_job(
     service: Service,
+    record: RequestRecord,
     rules: Rules,
     request: EmbeddingRequest,
     write: Callable[[ValidEmbedding], Write],
@@ -58,7 +59,7 @@ async def embedding_job(
 
     async def prepare() -> Prepared:
         prompts = await service.prompts.encode_inputs(
-            valid.inputs, field="input", add_special_tokens=valid.add_special_tokens
+            valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
         )
         return Prepared(
             [valid.common.truncated(prompt) for prompt in prompts],
@@ -113,7 +114,7 @@ def floats(vector: bytes) -> list[float]:
 async def _validated(
     service: Service, record: RequestRecord, request: EmbeddingRequest, rules: Rules, num_bytes: int
 ) -> Job:
-    return await embedding_job(service, rules, request, lambda valid: partial(_write, valid))
+    return await embedding_job(service, record, rules, request, lambda valid: partial(_write, valid))
 
 
 async def _write(valid: ValidEmbedding, run: Run, vectors: Vectors) -> bytes:

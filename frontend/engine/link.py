@@ -13,7 +13,6 @@ requests that this frontend has admitted since the last report, and those that a
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -45,11 +44,10 @@ from penstock.ipc.messages import (
     SayHello,
     ToFrontend,
     TokenBatch,
-    WaitingTenant,
     WatchedSteps,
 )
 from penstock.ipc.messages.watching import Answer, Question
-from penstock.ipc.queue_turns import turns_before
+from penstock.ipc.queue_turns import WaitingCounts
 
 log = structlog.get_logger()
 
@@ -86,30 +84,19 @@ class LinkUser(Protocol):
 
 
 class Load:
-    """Requests on their way to an engine."""
+    """Requests that were sent to an engine since its last report."""
 
     def __init__(self) -> None:
-        self.groups: Counter[str] = Counter()  # by tenant
-        self.seqs: Counter[str] = Counter()
+        self.requests: list[tuple[str, int]] = []  # tenant and number of sequences of each
         self.num_seqs = 0
         self.num_tokens = 0
         self.num_ended = 0  # sequences that have ended since, of these or older requests
 
     def add(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
         """Count a request."""
-        self.groups[tenant] += 1
-        self.seqs[tenant] += num_seqs
+        self.requests.append((tenant, num_seqs))
         self.num_seqs += num_seqs
         self.num_tokens += num_tokens
-
-    def take(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
-        """Stop counting a request."""
-        self.groups[tenant] -= 1
-        self.seqs[tenant] -= num_seqs
-        if not self.groups[tenant]:
-            del self.groups[tenant], self.seqs[tenant]
-        self.num_seqs -= num_seqs
-        self.num_tokens -= num_tokens
 
 
 class EngineLink:
@@ -368,7 +355,11 @@ class QueueGate:
         """
         self._options = options
         self._engines = engines
-        self._reserved = Load()  # admitted, but not submitted yet
+        self._reserved = WaitingCounts()  # admitted, but not submitted yet
+        self._num_reserved = 0  # sequences, and their tokens
+        self._num_reserved_tokens = 0
+        self._counts = WaitingCounts()  # all that waits, as far as known here
+        self._counted: list[tuple[EngineStats | None, Load, int]] = []  # of each engine, with how many requests
 
     @property
     def stats(self) -> list[EngineStats]:
@@ -383,21 +374,21 @@ class QueueGate:
         Raises:
             Overloaded: with the seconds until there should be room.
         """
-        engines, reserved = self._engines(), self._reserved
+        engines = self._engines()
         told = [each.stats for each in engines if each.stats is not None]
         sent = [each.sent for each in engines if each.stats is not None]
         num_ended = sum(each.num_ended for each in sent)
         num_free_rows = sum(each.num_rows - each.num_running for each in told if not each.num_waiting)
-        num_waiting = sum(each.num_waiting for each in told) + sum(each.num_seqs for each in (*sent, reserved))
+        num_waiting = sum(each.num_waiting for each in told) + sum(each.num_seqs for each in sent) + self._num_reserved
         num_waiting -= num_ended + num_free_rows  # requests sent since the reports went straight to free rows
         num_tokens_waiting = sum(each.num_waiting_tokens for each in told)
-        num_tokens_waiting += sum(each.num_tokens for each in (*sent, reserved))
+        num_tokens_waiting += sum(each.num_tokens for each in sent) + self._num_reserved_tokens
         if told and num_waiting <= 0:
             num_tokens_waiting = 0
-        counts = self._counts(engines)
+        counts = self._up_to_date(engines)
         if tenant is None:
-            tenant = max(counts, key=lambda each: each.num_groups).tenant if counts else ""
-        is_beside_others = bool(counts) and all(each.tenant != tenant for each in counts)
+            tenant = counts.busiest()
+        is_beside_others = bool(counts) and tenant not in counts
         max_seqs, max_tokens = self._limits(engines)
         max_seqs *= 2 if is_beside_others else 1  # as in core/sequences/intake.py
         excess = num_waiting + num_seqs - max_seqs
@@ -414,7 +405,7 @@ class QueueGate:
             )
         if told and num_waiting > 0 and all(each.max_turns for each in told):
             max_turns = sum(each.max_turns for each in told)
-            num_turns = turns_before(tenant, counts) - num_free_rows - num_ended
+            num_turns = counts.turns_before(tenant) - num_free_rows - num_ended
             if num_turns >= max_turns:
                 raise Overloaded(
                     f"the queue is too long: {num_turns} others would have their turn before; at most {max_turns} may",
@@ -429,11 +420,17 @@ class QueueGate:
             Overloaded: if there is no room.
         """
         self.check(num_seqs, num_tokens, tenant)
-        self._reserved.add(tenant, num_seqs, num_tokens)
+        self._reserve(tenant, num_seqs, num_tokens, 1)
         try:
             yield
         finally:
-            self._reserved.take(tenant, num_seqs, num_tokens)
+            self._reserve(tenant, -num_seqs, -num_tokens, -1)
+
+    def _reserve(self, tenant: str, num_seqs: int, num_tokens: int, num_groups: int) -> None:
+        self._num_reserved += num_seqs
+        self._num_reserved_tokens += num_tokens
+        self._reserved.add(tenant, num_seqs, num_groups)
+        self._counts.add(tenant, num_seqs, num_groups)
 
     def _limits(self, engines: Sequence[Queued]) -> tuple[int, int]:
         """The limits for sequences and tokens: the engines' own, or those of the options while they are unknown."""
@@ -443,13 +440,24 @@ class QueueGate:
             sum((each is not None and each.max_num_queued_tokens) or options.max_num_queued_tokens for each in facts),
         )
 
-    def _counts(self, engines: Sequence[Queued]) -> list[WaitingTenant]:
-        """How much waits for each tenant, as far as known here."""
-        groups, seqs = self._reserved.groups.copy(), self._reserved.seqs.copy()
-        for engine in engines:
-            groups.update(engine.sent.groups)
-            seqs.update(engine.sent.seqs)
-            for each in () if engine.stats is None else engine.stats.waiting_tenants:
-                groups[each.tenant] += each.num_groups
-                seqs[each.tenant] += each.num_seqs
-        return [WaitingTenant(name, seqs[name], groups[name]) for name in groups]
+    def _up_to_date(self, engines: Sequence[Queued]) -> WaitingCounts:
+        """How much waits for each tenant, as far as known here.
+
+        Counted anew after a report; otherwise only what was sent since the last call is added: a flood of requests
+        that are refused must not cost the time of all tenants for each of them.
+        """
+        counted = self._counted
+        if len(counted) != len(engines) or any(
+            each.stats is not stats or each.sent is not sent
+            for each, (stats, sent, _) in zip(engines, counted, strict=True)
+        ):
+            self._counts = WaitingCounts(self._reserved.tenants())
+            for each in engines:
+                for waiting in () if each.stats is None else each.stats.waiting_tenants:
+                    self._counts.add(waiting.tenant, waiting.num_seqs, waiting.num_groups)
+            counted = [(each.stats, each.sent, 0) for each in engines]
+        for _, sent, num_known in counted:
+            for tenant, num_seqs in sent.requests[num_known:]:
+                self._counts.add(tenant, num_seqs, 1)
+        self._counted = [(stats, sent, len(sent.requests)) for stats, sent, _ in counted]
+        return self._counts

@@ -3,6 +3,7 @@
 body ──▶ [ delimiter | head | content of a part ] [ delimiter | head | content ] ... [ delimiter -- ]
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class FormReader:
                 raise MalformedBody(f"the form may have at most {_MAX_PARTS} parts")
             head = ending + await self._head()
             name, filename = _read_head(head)
+            await asyncio.sleep(0)  # a head may take milliseconds, and all of them may be there at once
             self._is_content = True
             yield Part(name, filename, self._content())
 

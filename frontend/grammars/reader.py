@@ -2,7 +2,7 @@
 
 read ──▶ cached, even a refusal: answered at once
      └─▶ being parsed for another request: one question for all of them
-     └─▶ a slot, shared fairly among clients (`fair_slots.py`) ──▶ a process ──▶ cached
+     └─▶ a process, when it is the client's turn ──▶ cached
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from typing import Literal
 import structlog
 
 from penstock.frontend.errors import InvalidParameter, Overloaded, UnsupportedParameter
-from penstock.frontend.grammars.fair_slots import FairSlots
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
 
 log = structlog.get_logger()
@@ -97,7 +96,6 @@ class GrammarReader:
         self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cached_bytes = 0
         self._readings: dict[bytes, _Reading] = {}
-        self._slots = FairSlots(_MAX_PROCESSES, MAX_QUEUED)
         self._children = ChildPool(
             "penstock.frontend.grammars.child",
             (str(model), *(["open-objects"] if open_objects else [])),
@@ -145,8 +143,7 @@ class GrammarReader:
     async def mismatch(self, schema: str, text: str, client: str = "") -> str:
         """Return what is wrong with a finished text, in one sentence; empty if it matches the schema."""
         try:
-            async with self._slots.slot(client):
-                [wrong] = await self._children.ask(["check", schema, text], self._max_seconds)
+            [wrong] = await self._children.ask(["check", schema, text], self._max_seconds, client)
         except Overloaded:
             return "it was not checked: the server is busy"
         except (ChildTooSlowError, ChildDiedError, ChildUnusableError):
@@ -178,14 +175,10 @@ class GrammarReader:
         return outcome
 
     async def _ask(self, source: GrammarSource, client: str) -> _Outcome:
-        async with self._slots.slot(client):
-            return await self._ask_a_process(source)
-
-    async def _ask_a_process(self, source: GrammarSource) -> _Outcome:
         until = monotonic() + GIVEN_UP_SECONDS
         try:
             text, error, num_bytes, not_enforced = await self._children.ask(
-                [source.kind, source.text], self._max_seconds
+                [source.kind, source.text], self._max_seconds, client
             )
         except ChildTooSlowError:
             log.warning("grammar timed out", kind=source.kind, seconds=self._max_seconds)

@@ -42,6 +42,7 @@ from penstock.frontend.exchange.replies import FORM, JSON, Reply, RequestRecord,
 from penstock.frontend.http import connections
 from penstock.frontend.http.absent import why_absent
 from penstock.frontend.http.cors import allow_origins
+from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.http.routes import ROUTES
 from penstock.frontend.http.routes.anthropic import for_anthropic
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
@@ -102,6 +103,7 @@ class _Mount:
             service, service.access, service.metrics, options.max_request_timeout, service.streams
         )
         self._origins = Origins(host, options)
+        self._proxies = TrustedProxies(options.trusted_proxies)
         self._bodies = BodyReader(lambda: service.max_body_bytes)
 
     async def answer(self, route: Route, asked: web.Request) -> web.StreamResponse:
@@ -141,7 +143,7 @@ class _Mount:
             dict(asked.query),
             _part(asked, "id"),
             _part(asked, "item"),
-            asked.remote or "",
+            self._proxies.client(connections.peer(asked), headers),
             error,
             partial(_why_left, asked),
             partial(_request_line, asked),

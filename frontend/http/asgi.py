@@ -20,6 +20,7 @@ from penstock.frontend.exchange.exchange import Exchange, Request, Route
 from penstock.frontend.exchange.replies import StreamReply
 from penstock.frontend.http.app import BodyReader, Origins, form, refusing
 from penstock.frontend.http.cors import Cors
+from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.http.routes import ROUTES
 
 Message = MutableMapping[str, Any]
@@ -63,6 +64,7 @@ class AsgiApp:
             service, service.access, service.metrics, options.max_request_timeout, service.streams
         )
         self._origins = Origins(host, options)
+        self._proxies = TrustedProxies(options.trusted_proxies)
         self._bodies = BodyReader(lambda: service.max_body_bytes)
         self._cors = Cors(options.cors_origins)
         self._table = RouteTable(routes)
@@ -116,7 +118,7 @@ class AsgiApp:
             partial(self._bodies.read, headers, client.next_piece, any_type=route.takes_any_type),
             dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)),
             *arguments,
-            (scope.get("client") or ("",))[0],
+            self._proxies.client((scope.get("client") or ("",))[0], headers),
             error,
             line=partial(_request_line, scope),
             upload=partial(form, headers, client.next_piece),

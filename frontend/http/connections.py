@@ -9,6 +9,8 @@
 aiohttp limits the size and the number of header fields, and stops reading while MAX_MSG_QUEUE_SIZE pipelined
 requests wait. Deadlines are checked once a second for all connections together, because a timer for each would cost
 more than the requests. A connection beyond max_connections gets a one-line answer, and is closed.
+
+A trusted proxy may begin a connection by telling for whom it is (the PROXY protocol, see `proxies.py`).
 """
 
 import asyncio
@@ -18,6 +20,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -25,7 +28,8 @@ import structlog
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
+from penstock.frontend.errors import ApiError, MalformedBody, MalformedRequest, ServerError, Unavailable, error_body
+from penstock.frontend.http.proxies import PreambleError, TrustedProxies, may_begin_preamble, read_preamble
 from penstock.ipc.version import NAME
 
 log = structlog.get_logger()
@@ -89,17 +93,21 @@ class Connection(web.RequestHandler):
     """aiohttp's protocol. It also records how long it has been waiting for its client to send, or to read."""
 
     __slots__ = (
-        "_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads", "_num_unread",
-        "_unread_since", "was_too_slow",
+        "_begun", "_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads",
+        "_num_unread", "_proxies", "_unread_since", "client", "was_too_slow",
     )  # fmt: skip
 
     def __init__(
-        self, server: web.Server, *, max_connections: int, count_closed: CountClosed, loop: asyncio.AbstractEventLoop,
-        **options: Any,
+        self, server: web.Server, *, max_connections: int, count_closed: CountClosed, proxies: TrustedProxies,
+        loop: asyncio.AbstractEventLoop, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(server, loop=loop, **options)
         self._max_connections = max_connections
         self._count_closed = count_closed
+        self._proxies = proxies
+        self._begun: bytes | None = b""  # the first bytes, until it is clear what they are
+        self.client = ""
+        """The address for which a proxy has opened the connection, if it has said so by the PROXY protocol."""
         self._body: StreamReader = EMPTY_PAYLOAD  # of the last request with a complete head
         self._num_heads = 0
         self._head_is_due = True  # a head has begun: its first byte has come (for the first head: the connection)
@@ -116,10 +124,14 @@ class Connection(web.RequestHandler):
         connected.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         if len(server._connections) > self._max_connections:
             self._count_closed("max_connections")
-            connected.write(_refusal(self._max_connections))
-            self.force_close()
+            most = self._max_connections
+            self._refuse(Unavailable(f"{most} connections are open, the most that this process accepts", retry_after=1))
 
     def data_received(self, data: bytes) -> None:
+        if self._begun is not None:
+            data = self._after_preamble(self._begun + data)
+            if self._begun is not None or not data:
+                return
         was_in_body = not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
@@ -135,6 +147,32 @@ class Connection(web.RequestHandler):
         elif not self._head_is_due and data:
             self._head_is_due = True
             self._heard_at = monotonic()
+
+    def _after_preamble(self, begun: bytes) -> bytes:
+        """What follows the PROXY protocol's bytes; `_begun` stays set until that is known."""
+        self._begun = begun
+        if not may_begin_preamble(begun):
+            self._begun = None
+            return begun
+        try:
+            preamble = read_preamble(begun)
+        except PreambleError as error:
+            self._refuse(MalformedRequest(f"the PROXY protocol cannot be read: {error}"))
+            return b""
+        if preamble is None:
+            return b""
+        peer = self.transport.get_extra_info("peername") if self.transport is not None else None
+        if not peer or not self._proxies.trusts(peer[0]):
+            self._refuse(MalformedRequest("the PROXY protocol is for --trusted-proxies only, and this is none of them"))
+            return b""
+        self._begun, self.client = None, preamble.client
+        return begun[preamble.num_bytes :]
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without a request, and close."""
+        if self.transport is not None:
+            self.transport.write(_answer(error))
+        self.force_close()
 
     def _break_body(self) -> None:
         """The bytes received are not HTTP: fail the reader of the body, and close the connection after its answer."""
@@ -208,6 +246,7 @@ class BoundedRunner(web.AppRunner):
         max_connections: int,
         timeouts: Timeouts,
         count_closed: CountClosed,
+        proxies: TrustedProxies,
         shutdown_timeout: float,
         **options: Any,
     ) -> None:
@@ -223,6 +262,7 @@ class BoundedRunner(web.AppRunner):
             "max_headers": MAX_HEADER_FIELDS,
             "max_connections": max_connections,
             "count_closed": count_closed,
+            "proxies": proxies,
         }
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -284,10 +324,18 @@ def was_too_slow(request: web.BaseRequest) -> bool:
     return isinstance(request.protocol, Connection) and request.protocol.was_too_slow
 
 
-def _refusal(max_connections: int) -> bytes:
-    body = error_body(Unavailable(f"{max_connections} connections are open, the most that this process accepts"))
+def peer(request: web.BaseRequest) -> str:
+    """The address from which a request comes, or for which a proxy has opened its connection."""
+    protocol = request.protocol
+    return (protocol.client if isinstance(protocol, Connection) else "") or request.remote or ""
+
+
+def _answer(error: ApiError) -> bytes:
+    """An error as it goes over the wire, at the end of a connection."""
+    body = error_body(error)
+    retry = f"Retry-After: {error.retry_after}\r\n" if error.retry_after else ""
     head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n{retry}"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

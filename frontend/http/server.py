@@ -26,6 +26,7 @@ from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
 from penstock.frontend.http.connections import BoundedRunner, Timeouts, connections_within_limit
 from penstock.frontend.http.observers import observing
+from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.http.routes import ROUTES
 from penstock.ipc import process
 
@@ -74,6 +75,7 @@ class Server:
             max_connections=self._max_connections,
             timeouts=Timeouts(options.head_timeout, options.body_timeout, options.slow_reader_timeout),
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
+            proxies=TrustedProxies(options.trusted_proxies),
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
             shutdown_timeout=1.0,  # for handlers that are still running after the drain

@@ -23,6 +23,7 @@ from penstock.frontend.image_source import ImageSource, without_blanks
 from penstock.frontend.images.families import Placeholder
 from penstock.frontend.images.fetch import FetchRefusedError, ImageFetcher
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+from penstock.frontend.text.fair_slots import FairSlots
 from penstock.ipc import shared_files
 from penstock.ipc.messages import PixelTensor
 from penstock.ipc.shared_files import NoRoomError, SharedFiles
@@ -34,6 +35,7 @@ MAX_READ_SECONDS = 20.0
 
 _NUM_PROCESSES = 2
 _NUM_FILES = 8  # images that wait for a process, or are in one; others wait in their requests
+_MAX_WAITING = 8192  # the largest possible number of connections
 _PARTS = 8  # one image may take this fraction (1/8) of the memory for pixel values
 _SLICE = 1 << 18  # base64 is decoded in pieces of this size, because other threads wait for each piece
 
@@ -102,6 +104,7 @@ class ImageReader:
             max_processes=_NUM_PROCESSES,
             max_queued=_NUM_FILES,
             max_answer_bytes=1 << 20,
+            max_short=1 << 20,  # any question
         )
         self.fetcher = ImageFetcher(
             options.image_hosts, max_bytes=options.max_image_bytes, seconds=options.image_timeout
@@ -110,8 +113,8 @@ class ImageReader:
         self._entries: dict[bytes, _Entry] = {}  # by the digest of what was sent; least recently used first
         self._num_bytes = 0  # of all segments
         self._num_reserved = 0  # bytes for segments that are being written
-        self._files = asyncio.Semaphore(_NUM_FILES)
-        self._processes = asyncio.Semaphore(_NUM_PROCESSES)
+        self._files = FairSlots(_NUM_FILES, _MAX_WAITING, "for their images to be received")
+        self._processes = FairSlots(_NUM_PROCESSES, _MAX_WAITING, "for their images to be read")
 
     @property
     def num_bytes(self) -> int:
@@ -133,29 +136,29 @@ class ImageReader:
         await self._children.close()
         self._files_here.close()
 
-    async def read(self, sources: Sequence[ImageSource], hold: ImageHold) -> list[ReadImage]:
-        """Read a request's images; `hold` keeps them until it is released.
+    async def read(self, sources: Sequence[ImageSource], hold: ImageHold, client: str) -> list[ReadImage]:
+        """Read a client's images in its turns; `hold` keeps them until it is released.
 
         Raises:
             InvalidImage: an image cannot be read or fetched.
             UnsupportedParameter: this server lacks what is needed to read images.
             Overloaded, Unavailable: images cannot be read now.
         """
-        found = await asyncio.gather(*(self._read(source, hold) for source in sources), return_exceptions=True)
+        found = await asyncio.gather(*(self._read(each, hold, client) for each in sources), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
                 raise each
         return [each for each in found if isinstance(each, ReadImage)]
 
-    async def _read(self, source: ImageSource, hold: ImageHold) -> ReadImage:
-        async with self._files:
+    async def _read(self, source: ImageSource, hold: ImageHold, client: str) -> ReadImage:
+        async with self._files.slot(client):
             file = self._files_here.reserve(self._options.max_image_bytes)
             entry: _Entry | None = None
             try:
                 digest, size = await self._received(source, file)
                 entry = self._entries.pop(digest, None)
                 if entry is None:
-                    entry = _Entry(asyncio.create_task(self._processed(digest, file, size, source)))
+                    entry = _Entry(asyncio.create_task(self._processed(digest, file, size, source, client)))
                     entry.task.add_done_callback(_noticed)
                 self._entries[digest] = entry  # now the most recently used
                 hold.take(entry)
@@ -187,17 +190,17 @@ class ImageReader:
         self._files_here.settle(file, size)
         return digest + bytes([source.is_low]), size
 
-    async def _processed(self, digest: bytes, file: str, size: int, source: ImageSource) -> ReadImage:
+    async def _processed(self, digest: bytes, file: str, size: int, source: ImageSource, client: str) -> ReadImage:
         # The request that asked first may leave, so `{field}` stands for the field of whichever request gets the error.
         target = ""
         entry = None
         try:
-            async with self._processes:
+            async with self._processes.slot(client, "short"):  # --max-image-pixels bounds its time
                 self._make_room()
                 target = self._files_here.reserve(self._max_one)
                 self._num_reserved += self._max_one
                 try:
-                    made = await self._ask(file, size, target, source)
+                    made = await self._ask(file, size, target, source, client)
                 finally:
                     self._num_reserved -= self._max_one
             entry = self._entries[digest]
@@ -211,11 +214,11 @@ class ImageReader:
                 if target:
                     self._files_here.remove(target)
 
-    async def _ask(self, file: str, size: int, target: str, source: ImageSource) -> ReadImage:
+    async def _ask(self, file: str, size: int, target: str, source: ImageSource, client: str) -> ReadImage:
         question = [file, size, target, self._options.max_image_pixels, source.is_low, self._max_one]
         refused = ImageSource("{field}", "", "").refused
         try:
-            kind, error, *made = await self._children.ask(question, MAX_READ_SECONDS)
+            kind, error, *made = await self._children.ask(question, MAX_READ_SECONDS, client)
         except ChildTooSlowError:
             raise refused(f"it takes longer than {MAX_READ_SECONDS:g} seconds") from None
         except ChildDiedError:

@@ -50,7 +50,9 @@ async def _embed_job(
     wanted.dimensions, wanted.normalize = request.dimensions or None, True
     shown = request.model or rules.model_names[0]
     length = _context_length(request, record, rules)
-    return await embedding_job(service, rules, wanted, lambda valid: partial(_write_all, shown), max_model_len=length)
+    return await embedding_job(
+        service, record, rules, wanted, lambda valid: partial(_write_all, shown), max_model_len=length
+    )
 
 
 async def _embeddings_job(
@@ -59,7 +61,7 @@ async def _embeddings_job(
     wanted = _wanted(request, [request.prompt or ""], rules, is_cut=True)
     wanted.normalize = False
     length = _context_length(request, record, rules)
-    return await embedding_job(service, rules, wanted, lambda valid: _write_one, max_model_len=length)
+    return await embedding_job(service, record, rules, wanted, lambda valid: _write_one, max_model_len=length)
 
 
 def _wanted(

@@ -125,7 +125,7 @@ async def _generate_job(
                 raise UnsupportedParameter(
                     f"{field}: a text that is continued as it is has no place for it", param=field
                 )
-        return _continuing(service, request, rules)
+        return _continuing(service, record, request, rules)
     context = request.context or []
     if context:
         check_token_ids("context", context, rules.vocab_size)
@@ -182,7 +182,7 @@ async def _prompt(service: Service, valid: ValidChat, rules: Rules, record: Requ
     return await service.prompts.render_and_encode(valid.conversation, rules, record)
 
 
-def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) -> Job:
+def _continuing(service: Service, record: RequestRecord, request: OllamaGenerateRequest, rules: Rules) -> Job:
     """A request whose text is continued without a template, or filled in between prompt and suffix."""
     refuse_template(request.template)
     options, warnings = read_options(request.options)
@@ -205,9 +205,9 @@ def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) 
 
     async def prepare() -> Prepared:
         if valid.suffix:
-            [prompt] = await filled_prompts(service, valid)
+            [prompt] = await filled_prompts(service, valid, record.tenant)
         else:
-            [prompt] = await service.prompts.encode_prompts(valid)
+            [prompt] = await service.prompts.encode_prompts(valid, record.tenant)
         return Prepared(
             [prompt],
             valid.common.grammar,

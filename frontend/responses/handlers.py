@@ -11,6 +11,7 @@ from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import OutputFormat
 from penstock.frontend.prompt import Prompt
@@ -81,9 +82,13 @@ async def _validated(
 ) -> ValidResponse:
     previous, num_before = await earlier_items(service, record, request, num_bytes)
     given = await with_references(service, record, input_items(request.input), num_before, num_bytes)
+    await heavy_turn()  # a few bytes may have brought much along
     valid = validate_response(request, rules, service.model.template, previous, given)
     if valid.store:
-        _check_conversation(msgspec.json.encode(valid.items))
+        await heavy_turn()
+        items = msgspec.json.encode(valid.items)
+        await heavy_turn(len(items))
+        _check_conversation(items)
     return valid
 
 

@@ -9,11 +9,14 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound
 from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.responses.items import references, resolved
 from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.responses.validate import conversation_id
 from penstock.frontend.schema_responses import ResponsesRequest
 from penstock.frontend.validation.common import without_collecting
+
+_item = msgspec.json.Decoder(Item)
 
 
 async def earlier_items(
@@ -38,6 +41,7 @@ async def earlier_items(
         raise PreviousResponseNotFound(f"the response {before!r} is not finished", param="previous_response_id")
     size = len(stored.items)
     _check_size(service, size, num_bytes, "previous_response_id")
+    await heavy_turn(size)
     with without_collecting():
         return stored.conversation(), size
 
@@ -56,9 +60,12 @@ async def with_references(
     if not item_ids:
         return given
     known = await service.responses.items(record.key_id, item_ids)
-    sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in known.items()}
-    _check_size(service, num_before + sum(sizes.get(item_id, 0) for item_id in item_ids), num_bytes, "input")
-    return resolved(given, known)
+    num_known = sum(len(known[item_id]) for item_id in item_ids if item_id in known)
+    _check_size(service, num_before + num_known, num_bytes, "input")
+    await heavy_turn(num_known)
+    with without_collecting():
+        decoded = {item_id: _item.decode(text) for item_id, text in known.items()}
+        return resolved(given, decoded)
 
 
 def _check_size(service: Service, num_stored: int, num_bytes: int, param: str) -> None:

@@ -6,6 +6,8 @@ A write that has returned survives the death of every process (`kill -9`): its p
 kernel then has. So `synchronous` is NORMAL: SQLite waits for the disk only when it moves the log into the database. If
 the machine itself loses power, the last seconds of writes may be lost, but the database stays consistent. OFF could
 leave it damaged, and FULL would make each write wait for the disk.
+
+A disk that is full or nearly so is left as it is: see `room.py`.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ import structlog
 
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ServerError
+from penstock.frontend.storage.room import Room
 from penstock.frontend.storage.schema import STEPS
 
 log = structlog.get_logger()
@@ -59,6 +62,7 @@ class Database:
             ConfigError: the folder or the file cannot be used, or a later version has written it.
         """
         self.folder = Path(folder)
+        self._room = Room(self.folder / FILE_NAME, has_reserve=True)
         self._thread = ThreadPoolExecutor(1, "penstock-storage")
         self._opened: sqlite3.Connection | None = None
         try:
@@ -78,7 +82,7 @@ class Database:
         Raises:
             StorageFull: the disk is too full to open the database.
         """
-        return await self._do(work, "BEGIN")
+        return await self._do(work, is_write=False)
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """The same for work that changes something: all of it is done or, if it raises an error, nothing.
@@ -87,7 +91,7 @@ class Database:
             StorageFull: the disk is full.
             StorageBusy: other processes kept writing.
         """
-        return await self._do(work, "BEGIN IMMEDIATE")
+        return await self._do(work, is_write=True)
 
     async def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Take a lease, or renew one's own; return whether `holder` has it now, for this many seconds.
@@ -117,16 +121,20 @@ class Database:
             self._opened.close()
             self._opened = None
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+    async def _do(self, work: Callable[[sqlite3.Connection], T], *, is_write: bool) -> T:
         def run() -> T:
             file = self._connection()
-            file.execute(begin)
             try:
+                file.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
                 found = work(file)
+                if is_write:
+                    self._room.check(file)
                 file.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if file.in_transaction:  # SQLite has rolled some errors back itself
                     file.execute("ROLLBACK")
+                if is_write and is_disk_full(error):
+                    self._room.regain(file)
                 raise
             return found
 
@@ -142,6 +150,7 @@ class Database:
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None:
             self._opened = _open(self.folder)
+            self._room.take_reserve()
         return self._opened
 
 

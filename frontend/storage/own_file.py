@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 import structlog
 
 from penstock.core.config import ConfigError
-from penstock.frontend.storage.database import is_disk_full, keep_log
+from penstock.frontend.storage.database import StorageFull, is_disk_full, keep_log
+from penstock.frontend.storage.room import Room
 from penstock.frontend.storage.schema import CONVERSED, REFERRED
 
 log = structlog.get_logger()
@@ -47,26 +48,43 @@ class OwnFile:
         Raises:
             ConfigError: if the file cannot be used.
         """
+        self._room: Room | None
         self._thread = ThreadPoolExecutor(1, "penstock-responses")
         try:
             self._file = self._thread.submit(_open, path).result()
+            self._room = None if path == IN_MEMORY else Room(Path(path), has_reserve=False)
         except (sqlite3.Error, OSError) as error:
             if not is_disk_full(error):
                 self._thread.shutdown()
                 raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
             log.error("responses are stored in memory: the disk is full", file=path, reason=str(error))
             self._file = self._thread.submit(_open, IN_MEMORY).result()
+            self._room = None
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """See `Tables`."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._file)
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """See `Tables`."""
+        """See `Tables`.
+
+        Raises:
+            StorageFull: the disk is full.
+        """
 
         def run() -> T:
-            with self._file:
-                return work(self._file)
+            try:
+                with self._file:
+                    found = work(self._file)
+                    if self._room is not None:
+                        self._room.check(self._file)
+                    return found
+            except (sqlite3.Error, OSError) as error:
+                if not is_disk_full(error):
+                    raise
+                if self._room is not None:
+                    self._room.regain(self._file)
+                raise StorageFull("the server's disk is full: nothing can be stored") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 

@@ -35,7 +35,6 @@ FILE_NAME = "responses.sqlite"
 LEASE_SECONDS = 90.0
 """An unfinished response whose lease was not renewed for this long has died with its frontend."""
 
-_item = msgspec.json.Decoder(Item)
 _items = msgspec.json.Decoder(list[Item])
 
 
@@ -188,19 +187,19 @@ class ResponseStore:
             log.warning("response use not recorded", reason=str(error))
             return await self._tables.read(look)
 
-    async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
-        """Items of the owner's stored responses and conversations, by id; those not found are left out.
+    async def items(self, owner: str, item_ids: list[str]) -> dict[str, bytes]:
+        """Items of the owner's stored responses and conversations by id, as JSON; those not found are left out.
 
-        Each read is short, so that what others want of the database is done in between.
+        Each read is short, so that what others want of the database is done in between. SQLite finds the items in their
+        response's JSON: decoding all of it here would keep the event loop waiting for this thread.
         """
-        found: dict[str, Item] = {}
+        found: dict[str, bytes] = {}
         wanted = set(item_ids)
         for item_id in item_ids:
             if item_id in wanted:
-                near = await self._tables.read(partial(_items_near, owner, item_id))
-                usable = {item["id"]: item for item in near if item.get("id") in wanted}
-                found |= usable
-                wanted -= {item_id, *usable}
+                usable = await self._tables.read(partial(_items_near, owner, item_id, msgspec.json.encode([*wanted])))
+                found.update(usable)
+                wanted -= {item_id, *(each for each, _ in usable)}
         return found
 
     async def delete(self, owner: str, response_id: str) -> None:
@@ -233,20 +232,26 @@ def _drop_oldest(file: sqlite3.Connection, owner: str, max_count: int, max_bytes
             return
 
 
-def _items_near(owner: str, item_id: str, file: sqlite3.Connection) -> list[Item]:
-    """All items of the response that was stored last with this one; if there is none, it alone of a conversation."""
-    key = {"owner": owner, "item": item_id}
-    row = file.execute(
-        "SELECT items FROM responses WHERE owner = :owner AND id = (SELECT response FROM response_items "
-        "WHERE owner = :owner AND id = :item ORDER BY number DESC LIMIT 1)",
-        key,
-    ).fetchone()
-    if row is not None:
-        return _items.decode(row[0])
+def _items_near(owner: str, item_id: str, wanted: bytes, file: sqlite3.Connection) -> list[tuple[str, bytes]]:
+    """The wanted items of the response that was stored last with this one; else it alone of a conversation, if there.
+
+    `wanted` is a JSON list of ids. An item whose id is not among them, or no text, is left out.
+    """
+    key = {"owner": owner, "item": item_id, "wanted": wanted.decode()}
     rows = file.execute(
-        "SELECT item FROM conversation_items WHERE owner = :owner AND id = :item ORDER BY rowid DESC LIMIT 1", key
-    )
-    return [_item.decode(item) for (item,) in rows]
+        "SELECT json_extract(item.value, '$.id') AS item_id, CAST(item.value AS BLOB) FROM responses, "
+        "json_each(CAST(items AS TEXT)) AS item WHERE owner = :owner AND responses.id = (SELECT response "
+        "FROM response_items WHERE owner = :owner AND id = :item ORDER BY number DESC LIMIT 1) "
+        "AND item_id IN (SELECT value FROM json_each(:wanted))",
+        key,
+    ).fetchall()
+    if rows:
+        return rows
+    return file.execute(
+        "SELECT id, CAST(item AS BLOB) FROM conversation_items WHERE owner = :owner AND id = :item "
+        "ORDER BY rowid DESC LIMIT 1",
+        key,
+    ).fetchall()
 
 
 def _num_values(text: bytes) -> int:

@@ -3,9 +3,10 @@
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam, warnings], error] (null: it is too long),
-["look", null, null] with [what the template shows, error] (see `template_facts.py`), and ["encode", [text, seam],
-add_special_tokens] with [token ids, error]. SPECIAL is "tokens" if a client's text may spell special tokens, else
-"text". The tokenizer is read before the process is ready: it may take seconds.
+["look", null, null] with [what the template shows, error] (see `template_facts.py`), ["encode", [text, seam],
+add_special_tokens] with [token ids, error], and ["plain", texts, null] with [token ids of each, error], where special
+tokens in the texts are plain text whatever SPECIAL is. SPECIAL is "tokens" if a client's text may spell special tokens,
+else "text". The tokenizer is read before the process is ready: it may take seconds.
 
 What a client writes is plain text: a special token spelled out in it must not end a turn, or begin one of another role.
 But one rendering yields both the template's own special tokens and the client's text. So wherever a client's text
@@ -18,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import Rendered, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.frontend.text.template_facts import facts_of
-from penstock.frontend.text.tokenizer import load_tokenizer, special_texts_of, special_tokens_of
+from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
@@ -62,10 +63,16 @@ class SpecialTexts:
         return [self.broken(item, seam) for item in value] if isinstance(value, list) else value
 
 
-@lru_cache(maxsize=4)
-def special_texts(texts: frozenset[str]) -> SpecialTexts:
-    """The finder of these texts, made once: vocabularies have up to some thousands of them."""
-    return SpecialTexts(texts)
+def encode_plain(tokenizer: TextTokenizer, texts: list[str], special: SpecialTexts) -> list[list[int]]:
+    """The token ids of each text; special tokens spelled out in it are read as plain text.
+
+    Raises:
+        TemplateFailed: if the texts hold all characters that could part a special token.
+    """
+    seam = seam_for(texts) if special.stand_in(texts) else ""
+    if seam:
+        texts = [special.broken(text, seam) for text in texts]
+    return [tokenizer.encode(text, add_special_tokens=False, seam=seam) for text in texts]
 
 
 def _one_of(texts: set[str]) -> str:
@@ -157,6 +164,7 @@ def main(argv: list[str]) -> int:
         template = load_chat_template(checkpoint, template_file, special_tokens_of(checkpoint))
         spelled = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
         tokenizer = load_tokenizer(checkpoint)
+        plain: SpecialTexts | None = None  # most processes are never asked for such texts
     except ConfigError as error:
         answer(["", str(error)])
         return process.EXIT_CONFIG
@@ -167,6 +175,9 @@ def main(argv: list[str]) -> int:
             if kind == "encode":
                 text, seam = what
                 answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
+            elif kind == "plain":
+                plain = plain or SpecialTexts(tokenizer.special_texts)
+                answer([encode_plain(tokenizer, what, plain), ""])
             elif template is None:
                 answer(["", "there is no chat template"])
             elif kind == "look":

@@ -1,6 +1,8 @@
 """Runs work that may never end in processes that can be killed: grammars, chat templates, long texts.
 
-    ask ──▶ one of `max_processes` processes, started when needed, one question each at a time
+    ask ──▶ its client's turn (`fair_slots.py`)
+              ▼
+            one of `max_processes` processes, started when needed, one question each at a time
               │ answers in time          the answer; the process waits for the next question
               │ computes for too long    killed; this question alone fails
               │ waits for too long       killed; status 503, because the machine is busy
@@ -8,6 +10,9 @@
 
 A process may also be killed or stopped from outside, which is not the question's fault. The question is then asked once
 more, in a process that is started for it. If that fails too without a fault of the question, the answer is status 503.
+
+The turn in which a process was killed ends only when its successor is ready: the client that had it pays for that, and
+the others find as many processes as before. Long questions leave a process to short ones, and start their own.
 
 A thread cannot be ended from outside, and neither can code in C. A process can, and the kernel limits its memory. A
 process that has answered many questions, or has grown, is replaced; its successor is started first.
@@ -20,6 +25,7 @@ import asyncio
 import os
 import resource
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -27,7 +33,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from penstock.frontend.errors import Overloaded, Unavailable
+from penstock.frontend.errors import Unavailable
+from penstock.frontend.text.fair_slots import Cost, FairSlots, Slot
 
 log = structlog.get_logger()
 
@@ -81,19 +88,30 @@ class ChildPool:
     """Processes of one module, for one model; lives in a running event loop until `close`."""
 
     def __init__(
-        self, module: str, arguments: tuple[str, ...], *, max_processes: int, max_queued: int, max_answer_bytes: int
+        self,
+        module: str,
+        arguments: tuple[str, ...],
+        *,
+        max_processes: int,
+        max_queued: int,
+        max_answer_bytes: int,
+        max_short: int = 0,
     ) -> None:
-        """No process is started before the first question. Processes get `arguments` and the id of this process."""
+        """No process is started before the first question. Processes get `arguments` and the id of this process.
+
+        Questions of at most `max_short` bytes are known to take little time, and longer ones may take much; with 0
+        their size says nothing.
+        """
         self._kind = module.rpartition(".")[2]
         self._command = [sys.executable, *(["-O"] if sys.flags.optimize else []), "-m", module, *arguments]
-        self._max_queued = max_queued
         self._max_answer_bytes = max_answer_bytes
+        self._max_short = max_short
         self._idle: list[_Child] = []
         self._running: set[_Child] = set()  # processes that start, work or wait
         self._max_processes = max_processes
-        self._slots = asyncio.Semaphore(max_processes)
-        self._num_queued = 0
-        self._releases: set[asyncio.Task[None]] = set()
+        self._slots = FairSlots(max_processes, max_queued, "to be read")
+        self._num_lost = 0  # processes that were killed or died over questions, and have no successor yet
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._renewal: asyncio.Task[None] | None = None
 
@@ -104,7 +122,7 @@ class ChildPool:
 
     async def warm(self) -> str:
         """Start a process before the first question; return the error, or "". Questions would report the error too."""
-        async with self._slots:
+        async with self._slots.slot("", "short"):
             if not self._idle:
                 try:
                     child = await self._start()
@@ -113,35 +131,60 @@ class ChildPool:
                 self._idle.append(child)
         return ""
 
-    async def ask(self, question: list[Any], seconds: float) -> list[Any]:
-        """The answer to a question that may take so many seconds of CPU time.
+    async def ask(self, question: list[Any], seconds: float, client: str = "") -> list[Any]:
+        """The answer to a question that may take so many seconds of CPU time. The time is charged to `client`.
 
         Raises:
             ChildTooSlowError, ChildDiedError, ChildUnusableError: there is no answer.
             Overloaded: too many questions wait already.
             Unavailable: no process could answer now, for reasons other than the question.
         """
-        if self._num_queued >= self._max_queued:
-            raise Overloaded(f"{self._max_queued} requests wait to be read", retry_after=1)
-        self._num_queued += 1
+        line = msgspec.json.encode(question) + b"\n"
+        cost: Cost = "unknown"
+        if self._max_short:
+            cost = "short" if len(line) <= self._max_short else "long"
+        slot = await self._slots.enter(client, cost)
         try:
-            async with self._slots:
-                return await self._ask_up_to_twice(question, seconds)
+            return await self._ask_up_to_twice(line, seconds, cost)
         finally:
-            self._num_queued -= 1
+            if self._num_lost > 0 and not self._is_closed:
+                self._num_lost -= 1
+                self._do(self._replace(slot))
+            else:
+                slot.leave()
 
-    async def _ask_up_to_twice(self, question: list[Any], seconds: float) -> list[Any]:
+    async def _ask_up_to_twice(self, line: bytes, seconds: float, cost: Cost) -> list[Any]:
         try:
             try:
-                return await self._ask(await self._waiting() or await self._start(), question, seconds)
+                # Even the first long question leaves a process to short ones.
+                is_own = cost == "long" and len(self._running) < self._max_processes
+                return await self._ask(
+                    (None if is_own else await self._waiting()) or await self._start(), line, seconds
+                )
             except (ChildDiedError, _ChildHeldUpError) as error:
                 log.warning("helper process lost, retrying", kind=self._kind, reason=type(error).__name__)
-                return await self._ask(await self._start(), question, seconds)
+                self._num_lost = max(0, self._num_lost - 1)
+                return await self._ask(await self._start(), line, seconds)
         except _ChildHeldUpError:
             raise Unavailable(_BUSY, retry_after=RETRY_SECONDS) from None
         except _ChildNotStartedError as error:
             log.error("helper process not started", kind=self._kind, reason=str(error))
             raise Unavailable("the process that reads requests cannot be started", retry_after=RETRY_SECONDS) from None
+
+    async def _replace(self, slot: Slot) -> None:
+        """Start a process in the place of a lost one, and only then give back the slot in which it was lost."""
+        try:
+            self._idle.append(await self._start())
+        except (ChildUnusableError, _ChildNotStartedError) as error:
+            log.warning("a lost process is not replaced", kind=self._kind, reason=str(error))
+        finally:
+            slot.leave()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _waiting(self) -> "_Child | None":
         while self._idle:
@@ -156,19 +199,16 @@ class ChildPool:
         self._is_closed = True
         for child in self._running:
             child.kill()
-        for _ in range(self._max_processes):  # questions end because their processes have ended
-            await self._slots.acquire()
-        for _ in range(self._max_processes):
-            self._slots.release()
-        if left := self._releases | ({self._renewal} if self._renewal is not None else set()):
+        await self._slots.all_free()  # questions end because their processes have ended
+        if left := self._tasks | ({self._renewal} if self._renewal is not None else set()):
             await asyncio.wait(left)
         for child in self._idle:
             await self._end(child)
         self._idle.clear()
 
-    async def _ask(self, child: "_Child", question: list[Any], seconds: float) -> list[Any]:
+    async def _ask(self, child: "_Child", line: bytes, seconds: float) -> list[Any]:
         computed, began = child.cpu_seconds(), monotonic()
-        asking = asyncio.create_task(child.ask(question))
+        asking = asyncio.create_task(child.ask(line))
         try:
             wait = seconds
             while not (await asyncio.wait({asking}, timeout=wait))[0]:
@@ -184,10 +224,7 @@ class ChildPool:
         except (EOFError, OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: a closed pipe
             raise ChildDiedError from None
         finally:  # even if the client leaves meanwhile
-            release = asyncio.create_task(self._release(child, asking))
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
-            await asyncio.shield(release)
+            await asyncio.shield(self._do(self._release(child, asking)))
 
     async def _release(self, child: "_Child", asking: asyncio.Task[list[Any]]) -> None:
         if not asking.done():
@@ -199,6 +236,8 @@ class ChildPool:
             return
         asking.cancel()
         await asyncio.wait({asking})
+        if not child.is_retired:
+            self._num_lost += 1
         await self._end(child)
 
     async def _renew(self, old: "_Child") -> None:
@@ -309,12 +348,12 @@ class _Child:
             raise EOFError
         return msgspec.json.decode(line, type=list[Any])
 
-    async def ask(self, question: list[Any]) -> list[Any]:
-        """Its answer to a question."""
+    async def ask(self, line: bytes) -> list[Any]:
+        """Its answer to a question, which is given as JSON in a line."""
         if self._process.stdin is None:
             raise EOFError
         self._num_questions += 1
-        self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+        self._process.stdin.write(line)
         return await self.line()
 
     def kill(self) -> None:

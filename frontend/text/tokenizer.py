@@ -29,6 +29,9 @@ from penstock.core.config import ConfigError
 
 T = TypeVar("T")
 
+NUM_THREADS = 2
+"""Threads in which texts become tokens."""
+
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LIST_NAMES = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -171,7 +174,7 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 class TextTokenizer:
     """Encodes and decodes; makes one `Detokenizer` per sequence."""
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, Any], num_threads: int = 2) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, Any], num_threads: int = NUM_THREADS) -> None:
         self._tokenizer = tokenizer
         self.special_tokens = special_tokens  # by transformers' names, as chat templates see them
         kind = spelling_kind(msgspec.json.decode(tokenizer.to_str(), type=_TokenizerFile).decoder)

@@ -60,6 +60,11 @@ def _store(address: str, number: int, num_ranks: int) -> Store:
     host, _, port = where.rpartition(":")
     if kind != "tcp" or not host or not port.isdecimal():
         raise ConfigError(f"--rendezvous-address must be tcp://HOST:PORT, got {address!r}")
+    log.warning(
+        "what workers of this engine exchange over the network is neither encrypted nor authenticated: only they may "
+        "reach it",
+        address=address,
+    )
     return TCPStore(host.strip("[]"), int(port), num_ranks, is_master=number == 0, timeout=MEETING_TIME)
 
 

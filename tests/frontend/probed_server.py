@@ -30,10 +30,14 @@ _TICK = 0.001
 
 @dataclass(frozen=True)
 class Silence:
-    """The longest time without a turn of the event loop, in seconds: what it computed of it, and as a clock saw it."""
+    """The longest time without a turn of the event loop, in seconds: what it computed of it, and as a clock saw it.
+
+    `turn` is what the event loop's own thread computed in the costliest turn: no load of the machine changes it much.
+    """
 
     own: float
     seen: float
+    turn: float
 
 
 class ProbedServer:
@@ -91,21 +95,22 @@ def probed_server(
 
 class _Probe:
     def __init__(self) -> None:
-        self._own = self._seen = 0.0
+        self._own = self._seen = self._turn = 0.0
 
     async def watch(self) -> None:
-        seen, own = time.monotonic(), time.process_time()
+        seen, own, turn = time.monotonic(), time.process_time(), time.thread_time()
         while True:
             await asyncio.sleep(_TICK)
-            now, used = time.monotonic(), time.process_time()
+            now, used, turned = time.monotonic(), time.process_time(), time.thread_time()
             self._seen = max(self._seen, now - seen - _TICK)
             self._own = max(self._own, min(now - seen, used - own))
-            seen, own = now, used
+            self._turn = max(self._turn, turned - turn)
+            seen, own, turn = now, used, turned
 
     def take(self) -> list[float]:
         """What was longest since the last time."""
-        found = [self._own, self._seen]
-        self._own = self._seen = 0.0
+        found = [self._own, self._seen, self._turn]
+        self._own = self._seen = self._turn = 0.0
         return found
 
 

@@ -79,6 +79,12 @@ async def test_a_server_with_roles(tmp_path: Path) -> None:
         ({"role": ["both"], "enable_prefix_caching": False}, "prefix cache"),
         ({"role": ["neither"]}, "'neither'"),
         ({"role": ["both"], "kv_transfer_address": "tcp://host:1"}, "--channel-key-file"),
+        ({"rendezvous_address": "tcp://0.0.0.0:29500"}, "'tcp://0.0.0.0:29500' is no place to meet"),
+        ({"rendezvous_address": "tcp://[::]:29500"}, "is no place to meet"),
+        ({"rendezvous_address": "tcp://host-0:29500"}, "needs --channel-key-file"),
+        ({"rendezvous_address": "tcp://127.0.0.1:29500"}, "listen on all addresses of their hosts"),
+        ({"rendezvous_address": "tcp://host-0"}, "it must be tcp://HOST:PORT"),
+        ({"rendezvous_address": "ipc://x"}, "it must be tcp://HOST:PORT"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_process_starts(options: dict[str, object], says: str) -> None:
@@ -87,7 +93,8 @@ def test_what_cannot_be_is_refused_before_any_process_starts(options: dict[str, 
 
 
 def test_each_engine_gets_its_own_role() -> None:
-    addresses = dict.fromkeys(("frontend_address", "worker_address", "rendezvous_address"), "ipc://a,ipc://b")
+    addresses = dict.fromkeys(("frontend_address", "worker_address"), "ipc://a,ipc://b")
+    addresses["rendezvous_address"] = "file:///a,file:///b"
     config = config_from(Namespace(role=["prefill,decode"], data_parallel_size=2, **addresses), {})
     assert [of_engine(config, number).parallel.role for number in (0, 1)] == [("prefill",), ("decode",)]
     config = config_from(Namespace(role=["both"], data_parallel_size=2, **addresses), {})

@@ -174,6 +174,14 @@ class FrontendOptions(Options, frozen=True):
         ),
         Shown("HOST", "host names that it answers to without API keys"),
     ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses and networks of reverse proxies, such as 10.0.0.7 or 172.16.0.0/12, that are "
+            "believed when they say which client they speak for: in X-Forwarded-For or Forwarded, or by the PROXY "
+            "protocol (docs/operations.md). Empty: none; the client is who has connected."
+        ),
+    ] = ()
     tls_certificate: Annotated[
         str,
         Meta(

@@ -30,7 +30,8 @@ class IpcOptions(Options, frozen=True):
         str,
         Meta(
             description="Where the workers of an engine meet: tcp://HOST:PORT of the first one, if they are on several "
-            "hosts. That network must be private: whoever reaches it could send them data. Empty: a private file."
+            "hosts (with --channel-key-file). That network must be private: whoever reaches it could send them data. "
+            "Empty: a private file."
         ),
     ] = ""
     runtime_dir: Annotated[

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -99,6 +101,36 @@ async def test_a_group_of_workers_is_started_again_as_one(
     supervisor.stop()
     assert await asyncio.wait_for(running, 60) == 0
     assert not any(psutil.pid_exists(pid) for pid in (*first, *pids(supervisor)))
+
+
+def _wait_for_death(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+
+
+async def test_a_worker_that_was_killed_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler may notice its death before its parent does."""
+    supervisor = fake_launch(tmp_path, monkeypatch, 1)
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(0)
+    await until_all_are_ready(supervisor)
+    [pid] = pids(supervisor)
+    with structlog.testing.capture_logs() as told:
+        os.kill(pid, signal.SIGKILL)
+        _wait_for_death(pid)  # the event loop does nothing meanwhile
+        supervisor.engines[0].kill_hung(pid)
+        await until(lambda: pid not in pids(supervisor))
+        await until_all_are_ready(supervisor)
+        [hanging] = pids(supervisor)
+        supervisor.engines[0].kill_hung(hanging)
+        await until(lambda: hanging not in pids(supervisor))
+    died = {"event": "died, restarting it", "exit_code": -9, "signal": "SIGKILL"}
+    seen = [entry for entry in told if entry["event"] in ("hangs, killing it", "died, restarting it")]
+    assert [entry["event"] for entry in seen] == [died["event"], "hangs, killing it", died["event"]]
+    assert seen[0].items() >= died.items()
+    supervisor.stop()
+    assert await asyncio.wait_for(running, 60) == 0
 
 
 async def test_a_rank_that_refuses_its_configuration_ends_everything(

@@ -17,6 +17,7 @@ class HeavyBody:
     name: str
     route: str
     make: Callable[[int], bytes]  # for so many bytes at most
+    content_type: str = "application/json"
 
     def __str__(self) -> str:
         return f"{self.route} {self.name}"
@@ -84,6 +85,9 @@ VALUES: dict[str, Callable[[int], bytes]] = {
     "more escapes": _text("\\n"),
     "wide characters": _text("\U0001f6b0"),
     "marks": _text("[{,:}]"),
+    "special tokens": _text("<|im_start|>"),
+    "beginnings of special tokens": _text("<"),
+    "unfinished special tokens": _text("<unused"),
     "blanks": lambda size: b"[" + b" " * (size - 2) + b"]",
     "tools": _repeated(
         "[", '{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}}', "]"
@@ -179,8 +183,52 @@ def _in_field(route: str, field: str, value: Callable[[int], bytes]) -> Callable
     return _in_place("{" + ",".join(f'"{name}":{content}' for name, content in fields.items()) + "}", value)
 
 
+_BOUNDARY = "x" * 70
+_FORM = f"multipart/form-data; boundary={_BOUNDARY}"
+_HEAD = 'Content-Disposition: form-data; name="{}"'
+
+
+def _form(head: str, content: str = "a") -> Callable[[int], bytes]:
+    """As many parts with this head as the size allows."""
+
+    def make(size: int) -> bytes:
+        part = f"--{_BOUNDARY}\r\n{head}\r\n\r\n{content}\r\n".encode()
+        return part * (size // len(part)) + f"--{_BOUNDARY}--\r\n".encode()
+
+    return make
+
+
+def _file(content: bytes) -> Callable[[int], bytes]:
+    """A form with one file, full of this."""
+    head = _HEAD.format('file"; filename="f.jsonl')
+
+    def make(size: int) -> bytes:
+        opening = f"--{_BOUNDARY}\r\n{_HEAD.format('purpose')}\r\n\r\nbatch\r\n--{_BOUNDARY}\r\n{head}\r\n\r\n"
+        closing = f"\r\n--{_BOUNDARY}--\r\n"
+        num = (size - len(opening) - len(closing)) // len(content)
+        return opening.encode() + content * num + closing.encode()
+
+    return make
+
+
+FORMS: dict[str, Callable[[int], bytes]] = {
+    "parts": _form(_HEAD.format("purpose"), "batch"),
+    "long heads": _form("\r\n".join([_HEAD.format("x"), *[f"X-{i}: {'y' * 60}" for i in range(90)]])),
+    "heads of parameters": _form(_HEAD.format("x") + "; a=b" * 1500),
+    "heads of quotes": _form(_HEAD.format("x") + '; a="\\"' * 1000),
+    "heads of blanks": _form(_HEAD.format("x") + ";" + " " * 8000),
+    "one endless head": lambda size: f"--{_BOUNDARY}\r\n".encode() + b"X: " + b"y" * (size - 80),
+    "a head of semicolons": lambda size: f"--{_BOUNDARY}\r\n".encode() + b";" * (size - 80),
+    "line breaks": _file(b"\r\n"),
+    "almost boundaries": _file(b"\r\n--" + _BOUNDARY[:-1].encode()),
+    "boundaries of dashes": _file(b"-"),
+}
+"""Forms by what they are full of."""
+
+
 def heavy_bodies() -> Iterator[HeavyBody]:
-    """All of them: routes times their fields and deeper places, times kinds of values."""
+    """All of them: routes times their fields and deeper places, times kinds of values; and forms."""
+    yield from (HeavyBody(f"form: {kind}", "/v1/files", make, _FORM) for kind, make in FORMS.items())
     for route, body_type in ((route.path, route.body) for route in ROUTES):
         if body_type is None:
             continue

@@ -1,6 +1,8 @@
 """Who is refused before tokenizing, and when he is told to come again."""
 
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +11,7 @@ from penstock.core.config import SchedulerOptions
 from penstock.frontend.engine.link import MAX_RETRY_SECONDS, Load, QueueGate, retry_after
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
+from penstock.ipc.queue_turns import WaitingCounts
 from tests.frontend.http_client import complete, error_of
 from tests.frontend.live_server import LiveServer
 
@@ -143,6 +146,53 @@ def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
     told.sent.num_ended += 3
     gate.check(tenant="heavy")
     Told(replace(stats, max_turns=0)).gate(max_seqs=1000).check(tenant="heavy")
+
+
+def turns_before(tenant: str, waiting: Collection[WaitingTenant]) -> int:
+    """As `WaitingCounts.turns_before`, one tenant after the other."""
+    own = sum(each.num_groups for each in waiting if each.tenant == tenant)
+    return own + sum(min(each.num_seqs, own + 1) for each in waiting if each.tenant != tenant)
+
+
+def test_turns_are_counted_as_one_tenant_after_the_other_would() -> None:
+    random, counts = Random(5), WaitingCounts()
+    sent: list[tuple[str, int]] = []
+    for _ in range(500):
+        if sent and random.random() < 0.45:
+            tenant, num_seqs = sent.pop(random.randrange(len(sent)))
+            counts.add(tenant, -num_seqs, -1)
+        else:
+            sent.append((f"t{random.randrange(9)}", random.choice((1, 1, 2, 40))))
+            counts.add(*sent[-1], 1)
+        names = {tenant for tenant, _ in sent}
+        waiting = [
+            WaitingTenant(name, sum(n for tenant, n in sent if tenant == name), [t for t, _ in sent].count(name))
+            for name in names
+        ]
+        assert set(counts.tenants()) == set(waiting)
+        assert [counts.turns_before(f"t{i}") for i in range(10)] == [turns_before(f"t{i}", waiting) for i in range(10)]
+
+
+def test_a_refusal_looks_at_no_other_tenant() -> None:
+    class Counting(tuple[WaitingTenant, ...]):
+        num_read = 0
+
+        def __iter__(self) -> Iterator[WaitingTenant]:
+            Counting.num_read += 1
+            return super().__iter__()
+
+    tenants = Counting(WaitingTenant(f"t{i}", 1 + i % 3, 1) for i in range(100))
+    told = Told(replace(BUSY, num_waiting=200, waiting_tenants=tenants, max_turns=8))
+    gate = told.gate(max_seqs=1000)
+    for num_others in range(100, 105):
+        with pytest.raises(Overloaded, match=f"{num_others} others would have their turn before"):
+            gate.check(tenant="new")
+        told.sent.add(f"u{num_others}", 1, 1)
+    assert Counting.num_read == 1
+    told.tell(told.stats)
+    with pytest.raises(Overloaded, match="100 others"):
+        gate.check(tenant="new")
+    assert Counting.num_read == 2
 
 
 def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:

@@ -169,7 +169,7 @@ async def test_what_a_lost_engine_was_sent_and_had_told_does_not_count_when_it_i
     check(*sinks)
     await until(lambda: link.takes_requests)
     assert link.stats is None
-    assert (link.sent.num_seqs, link.sent.num_ended, link.sent.groups) == (0, 0, {})
+    assert (link.sent.num_seqs, link.sent.num_ended, link.sent.requests) == (0, 0, [])
     gate.check()  # it may have room
     first.tell(first.stats(num_rows=8, num_running=7))
     await until(lambda: link.stats)

@@ -214,11 +214,12 @@ async def test_a_grammar_that_takes_too_long_is_given_up_and_its_process_is_gone
 ) -> None:
     before = children_named("penstock-grammar")
     monkeypatch.setattr("penstock.frontend.text.child_pool._OWN_SHARE", 0.0)  # however busy the machine is
+    monkeypatch.setattr("penstock.frontend.text.child_pool._PATIENCE", 1000)
     reader = GrammarReader(checkpoint, max_seconds=0.1)
     try:
         message = await _failure(reader.read(GrammarSource("json", SLOW, "response_format")))
         assert "takes longer than 0.1 seconds" in message
-        assert children_named("penstock-grammar") <= before
+        assert len(children_named("penstock-grammar") - before) <= 1, "there is its successor at most"
         asked = reader._children.ask
         monkeypatch.setattr(reader._children, "ask", None)
         message = await _failure(reader.read(GrammarSource("json", SLOW, "another_field")))  # is not asked again
@@ -286,9 +287,9 @@ async def test_identical_questions_at_once_are_one(reader: GrammarReader, monkey
     questions = []
     ask = reader._children.ask
 
-    async def noted(question: list[Any], seconds: float) -> list[Any]:
+    async def noted(question: list[Any], seconds: float, client: str) -> list[Any]:
         questions.append(question)
-        return await ask(question, seconds)
+        return await ask(question, seconds, client)
 
     monkeypatch.setattr(reader._children, "ask", noted)
     source = GrammarSource("json", json.dumps(PERSON), "f")

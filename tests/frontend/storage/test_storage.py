@@ -7,6 +7,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from penstock.core.config import Config, ConfigError, FrontendOptions
 from penstock.core.launch.output_files import check_output_files
 from penstock.frontend.storage import database
 from penstock.frontend.storage.database import FILE_NAME, Database, StorageBusy, StorageFull
+from penstock.frontend.storage.own_file import OwnFile
+from penstock.frontend.storage.room import MIN_LOG_BYTES, RESERVE_BYTES, RESERVE_NAME, Room
 from penstock.frontend.storage.schema import STEPS
 
 
@@ -147,6 +152,108 @@ async def test_a_full_disk_is_told_and_forgotten_when_there_is_room(
     monkeypatch.setattr(database, "_open", opened)
     assert await storage.read(lambda file: file.execute("SELECT count(*) FROM big").fetchone()) == (1,)
     storage.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def add(file: sqlite3.Connection) -> None:
+    file.execute("INSERT INTO blobs (content) VALUES (randomblob(100000))")
+
+
+def add_nine(file: sqlite3.Connection) -> None:
+    for _ in range(9):
+        add(file)
+
+
+async def until_full(storage: Database) -> int:
+    """Add blobs until there is no room, and return how many."""
+    await storage.write(lambda file: file.execute("CREATE TABLE blobs (number INTEGER PRIMARY KEY, content BLOB)"))
+    for num_blobs in range(1000):
+        try:
+            await storage.write(add)
+        except StorageFull:
+            return num_blobs
+    raise AssertionError("there was always room")
+
+
+async def test_a_disk_that_it_has_filled_can_be_emptied_again(small_disk: Path) -> None:
+    storage = Database(small_disk)
+    num_blobs = await until_full(storage)
+    assert num_blobs > 20
+    for _ in range(3):  # whatever is tried on the full disk
+        with pytest.raises(StorageFull):
+            await storage.write(lambda file: file.execute("INSERT INTO blobs (content) VALUES (randomblob(9000000))"))
+    for number in range(1, 11):
+        await storage.write(partial(_remove, number))
+    for _ in range(10):
+        await storage.write(add)
+    [[count]] = await storage.read(lambda file: file.execute("SELECT count(*) FROM blobs").fetchall())
+    assert count == num_blobs
+    storage.close()
+
+
+async def test_a_disk_that_others_have_filled_can_be_emptied_too(small_disk: Path) -> None:
+    storage = Database(small_disk)
+    await storage.write(lambda file: file.execute("CREATE TABLE blobs (number INTEGER PRIMARY KEY, content BLOB)"))
+    for _ in range(20):
+        await storage.write(add)
+    assert (small_disk / RESERVE_NAME).stat().st_size == RESERVE_BYTES
+    with (small_disk / "other").open("wb", buffering=0) as other, suppress(OSError):
+        while other.write(bytes(1 << 12)):
+            pass
+    with suppress(StorageFull):  # that may be how it learns of it
+        await storage.write(partial(_remove, 1))
+    for number in range(1, 11):
+        await storage.write(partial(_remove, number))
+    (small_disk / "other").unlink()
+    for _ in range(10):
+        await storage.write(add)
+    with pytest.raises(StorageFull):
+        await storage.write(lambda file: file.execute("INSERT INTO blobs (content) VALUES (randomblob(30000000))"))
+    assert (small_disk / RESERVE_NAME).stat().st_size == RESERVE_BYTES, "it is taken again when there is room"
+    storage.close()
+
+
+def _remove(number: int, file: sqlite3.Connection) -> None:
+    file.execute("DELETE FROM blobs WHERE number = ?", (number,))
+
+
+async def test_nothing_grows_beyond_the_room_that_its_log_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, own = Database(tmp_path), OwnFile(str(tmp_path / "own.sqlite"))
+    for tables in (storage, own):
+        await tables.write(lambda file: file.execute("CREATE TABLE blobs (number INTEGER PRIMARY KEY, content BLOB)"))
+        for _ in range(20):
+            await tables.write(add)
+    free = MIN_LOG_BYTES
+    monkeypatch.setattr(Room, "_free", lambda room: free)
+    for tables, name in ((storage, FILE_NAME), (own, "own.sqlite")):
+        log = tmp_path / f"{name}-wal"
+        assert log.stat().st_size > 1 << 20
+        with pytest.raises(StorageFull):
+            await tables.write(add)
+        assert log.stat().st_size == 0
+        await tables.write(partial(_remove, 1))
+        await tables.write(partial(_remove, 2))
+        await tables.write(add)  # in their place
+        with pytest.raises(StorageFull):
+            await tables.write(add_nine)
+    assert (tmp_path / RESERVE_NAME).stat().st_size == 0
+    free += RESERVE_BYTES
+    await storage.write(add_nine)
+    storage.close()
+    own.close()
 
 
 async def test_a_database_that_is_always_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

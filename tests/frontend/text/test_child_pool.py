@@ -231,3 +231,41 @@ def test_no_chat_fails_when_helpers_are_killed(checkpoint: Path, sockets: Path) 
             thread.join()
         assert len(answers) >= 48
         assert set(answers) == {200}
+
+
+async def test_long_questions_leave_a_process_to_short_ones(checkpoint: Path) -> None:
+    pool = ChildPool(
+        "penstock.frontend.text.child", (str(checkpoint), "", "text"),
+        max_processes=2, max_queued=100, max_answer_bytes=1 << 20, max_short=1000,
+    )  # fmt: skip
+    try:
+        assert (await pool.ask(QUESTION, 20, "a"))[1] == ""
+        [first] = pool.process_ids
+        long = [asyncio.create_task(pool.ask(LONG, 60, client)) for client in "abab"]
+        while len(pool._running) < 2:  # noqa: ASYNC110  (nobody tells)
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            assert (await pool.ask(QUESTION, 20, "a"))[1] == ""
+            assert first in pool.process_ids, "the long ones have a process of their own"
+        assert not all(task.done() for task in long)
+        for task in long:
+            task.cancel()
+        await asyncio.wait(long)
+    finally:
+        await pool.close()
+
+
+async def test_a_lost_process_is_replaced_in_the_turn_that_lost_it(checkpoint: Path) -> None:
+    pool = make_pool(str(checkpoint), "", "text", max_processes=2)
+    try:
+        await asyncio.gather(pool.ask(QUESTION, 20, "a"), pool.ask(QUESTION, 20, "b"))
+        before = set(pool.process_ids)
+        assert len(before) == 2
+        with pytest.raises(ChildTooSlowError):
+            await pool.ask(LONG, 0.0, "a")
+        assert set(pool.process_ids) < before
+        await pool._slots.all_free()
+        assert len(pool.process_ids) == 2
+        assert len(before & set(pool.process_ids)) == 1
+    finally:
+        await pool.close()
