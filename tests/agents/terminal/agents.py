@@ -28,7 +28,8 @@ class Agent:
         says: what the model answers to the task: a call of one of its tools, or a text in its format for edits.
         offers: a piece of the prompt that shows that this answer is meant; other requests want a title, and the like.
         then: what the model says when the tool has done its work.
-        num_requests: how many the agent needs at least.
+        prints: what the agent shows the user at the end.
+        num_requests: how many it needs at least.
         command: the words after the program's path, for a server's URL and the folder to work in. Settings are
             written into the folder `home`, beside it.
         variables: of the environment, beside `HOME`.
@@ -41,6 +42,7 @@ class Agent:
     command: Callable[[str, Path], list[str]]
     variables: Callable[[str, Path], dict[str, str]]
     then: str = DONE
+    prints: str = DONE
     num_requests: int = 2
 
 
@@ -165,6 +167,8 @@ AGENTS = (
             FILE,
         ],
         lambda url, home: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        prints=f"Applied edit to {FILE}",
+        num_requests=1,
     ),
     Agent(
         "mini",
@@ -180,7 +184,8 @@ AGENTS = (
             "MSWEA_COST_TRACKING": "ignore_errors",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
-        _calls("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+        then=_calls("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+        prints="Exit",
     ),
 )
 
