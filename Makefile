@@ -81,6 +81,7 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/python -m docs.gguf_table --check
 	$(BIN)/python -m docs.planning_table --check
 	$(BIN)/python -m docs.foreign_flags_table --check
+	$(BIN)/python -m docs.compose_options --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 resolve: $(VENV)/.made  ## Whether the public package index has all that is pinned, for every extra and Python version
@@ -106,6 +107,7 @@ docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python -m docs.gguf_table
 	$(BIN)/python -m docs.planning_table
 	$(BIN)/python -m docs.foreign_flags_table
+	$(BIN)/python -m docs.compose_options
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+PLATFORMS = ("x86_64-manylinux_2_31", "aarch64-manylinux_2_31")  # llguidance has wheels for no older glibc
 UNREACHABLE = re.compile(r"Failed to fetch|error sending request|dns error|client error \(Connect\)")
 NUM_AT_ONCE = 12  # most of the time is waiting for the index
 KEPT = ("UV_CACHE_DIR", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
@@ -26,7 +26,7 @@ KEPT = ("UV_CACHE_DIR", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
 def requirements(project: dict[str, dict[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
     """What to resolve: a name for it, and uv's arguments."""
     pinned = ["pyproject.toml", "-c", "constraints.txt"]
-    yield "base", pinned
+    yield "base", [*pinned, "--only-binary", ":all:"]  # nobody is to need a compiler
     yield "base without pins", ["pyproject.toml"]
     for extra in project["optional-dependencies"]:
         yield f"[{extra}]", [*pinned, "--extra", extra]

@@ -79,12 +79,14 @@ _INSIDE = frozenset(
     (
         "api.service.MAX_RENDER_SECONDS",
         "api.service.MAX_ENCODE_SECONDS",
+        "api.service.MAX_QUICK",
         "batches.lines.MAX_ERRORS",
         "batches.sender.MAX_WAITING",
         "batches.handlers.MAX_PAGE",
         "batches.shapes.MAX_METADATA",
         "images.reader.MAX_READ_SECONDS",
         "http.app.MAX_HELD_BODIES",
+        "http.proxies.MAX_HOPS",
     )
 )
 """Constants that limit what the server does, not what a request may hold, or that are others' values again."""

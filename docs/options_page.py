@@ -25,7 +25,7 @@ a list is separated by commas; a flag may also be repeated.
 
 <!-- commands: serve -->
 ```bash
-PENSTOCK_MAX_NUM_SEQS=16 .venv/bin/penstock serve --port 8000
+PENSTOCK_MAX_NUM_SEQS=16 penstock serve --port 8000
 ```
 
 `penstock serve` takes all of them. The commands that start one process take the groups that concern it: `frontend`

@@ -1,11 +1,14 @@
 """Is this checkout as fast as another one? Two processes take turns: the same decodes, prompts and scheduler steps.
 
-    python -m bench.engine.against OTHER [--model FOLDER | --shape NAME] [--rounds N] [--out FILE.json]
+    python -m bench.engine.against OTHER [--model PATH | --shape NAME] [--rounds N] [--out FILE.json]
 
-OTHER is another checkout's folder, with Penstock installed in its `.venv` and its CPU kernels built. Each process keeps
-one engine; a turn takes a fraction of a second, and what comes first changes from round to round, so that what else the
-machine does falls on both. A turn's figure is the lower quartile of its steps. The table has the median of each
-checkout's turns, and the median of the ratios of neighbouring turns: below 1, this checkout is the faster one.
+OTHER is another checkout's folder, with Penstock installed in its `.venv` and its CPU kernels built; or a folder with a
+wheel installed in its `.venv`, and a link to this `bench`. A folder's model has random weights, a GGUF file its own.
+Each process keeps one engine; a turn takes a fraction of a second, and what comes first changes from round to round, so
+that what else the machine does falls on both. A turn's figure is the lower quartile of its steps. The table has the
+median of each checkout's turns, and the median of the ratios of neighbouring turns: below 1, this checkout is the
+faster one. `--cases "cpu 1"` counts the time that the process itself computed for a token, on a machine that has much
+else to do.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -67,9 +71,12 @@ def _measurer(model: Path, threads: int) -> Callable[[str], float]:
     cpu, scheduler, local_engine, offline = map(import_module, _modules(Path.cwd() / "bench"))
     engine = local_engine.LocalEngine(
         model, device="cpu", max_num_seqs=16, max_num_batched_tokens=2048, max_model_len=2048, num_pages=512,
-        num_threads=threads, cpu_kernels="native",
+        num_threads=threads, cpu_kernels="native", load_format="dummy" if model.is_dir() else "safetensors",
     )  # fmt: skip
-    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    has_config = not model.is_file()
+    vocab_size = (
+        json.loads((model / "config.json").read_text())["vocab_size"] if has_config else engine.hello.vocab_size
+    )
 
     def measure(case: str) -> float:
         kind, _, number = case.partition(" ")
@@ -83,6 +90,10 @@ def _measurer(model: Path, threads: int) -> Callable[[str], float]:
             return float(1e3 * cpu.prefill_ms(engine, vocab_size, size))
         tokens = [i % (vocab_size - 5) + 5 for i in range(7, 7 + 512)]
         prompts, lengths = [tokens[i : i + _CONTEXT] for i in range(size)], [_OUTPUT] * size
+        if kind == "cpu":
+            began = time.process_time()
+            run = engine.run([prompt[:1] for prompt in prompts], offline.sampling_of(lengths))
+            return float(1e6 * (time.process_time() - began) / run.num_output_tokens)
         return float(1e6 * engine.run([*prompts, tokens[::-1], tokens], offline.sampling_of([*lengths, 4, 4])).seconds)
 
     return measure

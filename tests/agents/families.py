@@ -161,7 +161,7 @@ MISTRAL = Family(
 FAMILIES = {family.name: family for family in (QWEN, LLAMA, MISTRAL)}
 
 
-def write_folder(folder: Path, family: Family, rules: list[dict[str, Any]]) -> Path:
+def write_folder(folder: Path, family: Family, rules: list[dict[str, Any]], max_len: int = MAX_LEN) -> Path:
     """A checkpoint of the scripted model; one token per byte, and those of the family."""
     folder.mkdir(parents=True, exist_ok=True)
     specials = [*_EVERYWHERE, *family.specials]
@@ -185,7 +185,7 @@ def write_folder(folder: Path, family: Family, rules: list[dict[str, Any]]) -> P
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
-        "max_position_embeddings": MAX_LEN,
+        "max_position_embeddings": max_len,
         "eos_token_id": end,
         "bos_token_id": vocabulary["<s>"],
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.agents.families import Family, write_folder
+from tests.agents.families import MAX_LEN, Family, write_folder
 from tests.agents.script import rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +23,11 @@ MODEL = "scripted"
 
 
 @contextlib.contextmanager
-def scripted_server(folder: Path, family: Family, *flags: str) -> Iterator[str]:
-    """The server's base URL; its processes end with the block."""
-    write_folder(folder, family, rules(family))
+def scripted_server(
+    folder: Path, family: Family, *flags: str, script: list[dict[str, Any]] | None = None, max_len: int = MAX_LEN
+) -> Iterator[str]:
+    """The server's base URL; its processes end with the block. The script is the frameworks' story if none is given."""
+    write_folder(folder, family, rules(family) if script is None else script, max_len)
     with _serving("tests.agents.scripted_serve", folder, "--served-model-name", MODEL, *flags) as url:
         yield url
 

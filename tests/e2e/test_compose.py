@@ -96,6 +96,7 @@ async def compose(tmp_path: Path) -> AsyncIterator[Compose]:
     wanted = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for name in [*wanted, ".dockerignore", "Dockerfile", *COMPOSE_FILES]:
         source = ROOT / name
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif source.exists():

@@ -21,27 +21,37 @@ template <Source kSource>
 inline void sum_run_alone(const Panels& its, const InputBlock& x, int j, int r, int k, int end,
                           Ints (&sums)[kPanelsAlone]) {
   constexpr int kVector = kSource == kNibbles ? 8 : 4;  // inputs in 64 bytes
+  // In the processor's own vectors: GCC keeps larger ones in memory.
+  PartInts parts[kPanelsAlone][kParts];
 #pragma GCC unroll 8
   for (int p = 0; p < kPanelsAlone; p++) {
-    sums[p] = Ints{} + x.offsets[r];
-    if (its.has_zeros) sums[p] *= its.scales[p].zeros[j];
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; i++) {
+      parts[p][i] = PartInts{} + x.offsets[r];
+      if (its.has_zeros) parts[p][i] *= load_part(its.scales[p].zeros[j], i);
+    }
   }
   const uint8_t *values = its.values + size_t(k) * 64 / kVector, *ahead = its.ahead + k / 4 * its.ahead_step;
   for (; k < end; k += kVector, values += 64, ahead += kVector / 4 * its.ahead_step) {
-    const Words first = four_at(x.codes + k);
-    [[maybe_unused]] const Words second = kSource == kNibbles ? four_at(x.codes + k + 4) : first;
+    const PartWords first = part_of_four_at(x.codes + k);
+    [[maybe_unused]] const PartWords second = kSource == kNibbles ? part_of_four_at(x.codes + k + 4) : first;
 #pragma GCC unroll 8
     for (int p = 0; p < kPanelsAlone; p++) {
-      const Words vector = load<Words>(values + p * its.panel);
       __builtin_prefetch(ahead + p * its.ahead_panel);
-      if constexpr (kSource == kNibbles) {
-        sums[p] = plus_dots(sums[p], Bytes(vector & 0x0f0f0f0fu), first);
-        sums[p] = plus_dots(sums[p], Bytes(vector >> 4 & 0x0f0f0f0fu), second);
-      } else {
-        sums[p] = plus_dots(sums[p], Bytes(vector), first);
+#pragma GCC unroll 4
+      for (int i = 0; i < kParts; i++) {
+        const PartWords vector = load<PartWords>(values + p * its.panel + i * sizeof(PartWords));
+        if constexpr (kSource == kNibbles) {
+          parts[p][i] = plus_part_dots(parts[p][i], vector & 0x0f0f0f0fu, first);
+          parts[p][i] = plus_part_dots(parts[p][i], vector >> 4 & 0x0f0f0f0fu, second);
+        } else {
+          parts[p][i] = plus_part_dots(parts[p][i], vector, first);
+        }
       }
     }
   }
+#pragma GCC unroll 8
+  for (int p = 0; p < kPanelsAlone; p++) std::memcpy(&sums[p], parts[p], sizeof sums[p]);
 }
 
 // sums [kPanelsAlone] += the products of a block.

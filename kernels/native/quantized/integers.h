@@ -66,4 +66,26 @@ inline Ints plus_dots(Ints sums, Bytes values, Words inputs) {
 }
 #endif
 
+// The same for a part of a vector.
+inline PartInts plus_part_dots(PartInts sums, PartWords values, PartWords inputs) {
+#if defined(__AVX512F__)
+  return plus_dots(sums, Bytes(values), inputs);
+#elif defined(__AVX2__)
+  return PartInts(plus_dots(__m256i(sums), __m256i(values), __m256i(inputs)));
+#else
+  for (int j = 0; j < 32; j += 8) sums += PartInts(values >> j & 0xffu) * (PartInts(inputs << (24 - j)) >> 24);
+  return sums;
+#endif
+}
+
+inline PartWords part_of_four_at(const int8_t* inputs) {
+  uint32_t word;
+  std::memcpy(&word, inputs, sizeof word);
+  return PartWords{} + word;
+}
+
+inline PartInts load_part(const Ints& vector, int part) {
+  return load<PartInts>(reinterpret_cast<const int32_t*>(&vector) + part * kPart);
+}
+
 }  // namespace penstock

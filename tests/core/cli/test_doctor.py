@@ -126,6 +126,20 @@ def test_a_process_that_measures_for_too_long_is_ended(tmp_path: Path, monkeypat
         measurer.ask(MemoryRate(), float, 0.01)
 
 
+def test_no_minutes_are_spent_on_kernels_that_are_slow_anyway(
+    neighbour: type[Neighbour], capsys: pytest.CaptureFixture[str]
+) -> None:
+    neighbour.there |= {"library": "", "compiler": ""}
+    assert doctor.main(["--json"]) == 0
+    found = {finding["title"]: finding["text"] for finding in json.loads(capsys.readouterr().out)}
+    assert "not measured" in found["expected"]
+    assert "sequences of 256 tokens fit" in found["room"]
+    assert not any(isinstance(request, Describe) for request in neighbour.asked)
+    neighbour.there |= {"compiler": "/usr/bin/c++"}  # the measurement compiles them first
+    assert doctor.main([]) == 0
+    assert any(isinstance(request, Describe) for request in neighbour.asked)
+
+
 def test_a_model_that_is_not_there(
     neighbour: type[Neighbour], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
