@@ -13,10 +13,6 @@ export TORCH_BACKEND TORCH_INDEX_URL
 # Tests run by file in this many processes, with one thread each. Each waits for others a quarter of its time, or more:
 # three keep two cores busy.
 JOBS ?= 3
-SOURCES := api bench/load bench/quality core demo deploy/ray frontend gpu_worker ipc kernels
-# A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
-FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
-
 AGENTS := .venv-agents
 
 # Some environments forbid byte code: then every process compiles all of torch that it imports, for seconds.
@@ -25,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: serve test test-real test-agents soak check resolve wheels release docs format clean
 .DEFAULT_GOAL := serve
 
-NEEDS := pyproject.toml setup.py constraints.txt $(FOLDERS)
+NEEDS := pyproject.toml setup.py constraints.txt
 # Byte code is made by the first import of what is really used: that is far less than all of torch and transformers.
 INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
 
@@ -33,7 +29,7 @@ define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || deploy/install-torch.sh $(BIN)/python -c constraints.txt
 	$(BIN)/pip uninstall -q -y penstock 2>/dev/null || true  # as this distribution was called until 0.1.0
-	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
+	$(INSTALL) -e '$(1)'
 	$(BIN)/python -m penstock.kernels.native.build || true  # without a C++ compiler torch's kernels do
 	touch $(2)
 endef

@@ -1,4 +1,4 @@
-"""The product's engine in process (`api/in_process.py`), with the times of its steps."""
+"""The product's engine in process (`penstock/in_process.py`), with the times of its steps."""
 
 import time
 from collections import deque

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
@@ -53,7 +54,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or ""
 
 
-PACKAGES = sources("api", *MAY_IMPORT, "bench", "demo", "deploy")
+PACKAGES = sources("penstock", *MAY_IMPORT, "bench", "demo", "deploy")
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -128,13 +129,24 @@ def test_the_imports_that_are_drawn_are_those_there_are() -> None:
     assert rooms == there
 
 
+def packages() -> dict[str, Path]:
+    """Each package that is installed -> its folder."""
+    names = find_packages(str(ROOT), include=["penstock*"])
+    return {name: (ROOT / name.replace(".", "/")).resolve() for name in names}
+
+
+def test_packages_are_found_where_their_names_say() -> None:
+    """Without an installation: a link in `penstock/` for each folder, and a package for each folder with sources."""
+    folders = {
+        path.parent for path in sources("penstock", *MAY_IMPORT, "demo", "bench/load", "bench/quality", "deploy/ray")
+    }
+    assert set(packages().values()) == folders
+
+
 def test_packages_bring_the_files_that_they_read() -> None:
     """An installed package has what `package-data` names, and nothing else that lies beside its sources."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    roots = settings["package-dir"]
-    folders = {
-        name: ROOT / roots.get(name, name.removeprefix("penstock.").replace(".", "/")) for name in settings["packages"]
-    }
+    folders = packages()
     data = settings["package-data"]
     brought = {path for name, folder in folders.items() for glob in data.get(name, ()) for path in folder.glob(glob)}
     kinds = {".json", ".toml", ".txt", ".safetensors", ".jinja", ".cpp", ".h"}

@@ -88,7 +88,9 @@ def test_flags_that_are_named_exist(page: Path) -> None:
     known = {flag.name for flag in flags()} | {"--help"}
     known |= {"--no-" + name.removeprefix("--") for name in known}
     sources = [
-        path for folder in ("api", "bench", "core", "demo", "kernels") for path in (ROOT / folder).rglob("*.[ps][yh]")
+        path
+        for folder in ("penstock", "bench", "core", "demo", "kernels")
+        for path in (ROOT / folder).rglob("*.[ps][yh]")
     ]
     known |= {name for path in sources for name in re.findall(r"--[a-z][a-z0-9-]+", path.read_text())}
     of_compose = {"--scale", "--profile", "--build", "--detach", "--wait", "--gpus"}
@@ -174,7 +176,19 @@ def test_nobody_is_told_to_install_the_package_of_another_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == DISTRIBUTION == "penstock-llm"
     assert set(project["scripts"]) == {"penstock"}
-    folders = ("api", "bench", "core", "demo", "deploy", "docs", "frontend", "gpu_worker", "ipc", "kernels", "tests")
+    folders = (
+        "bench",
+        "core",
+        "demo",
+        "deploy",
+        "docs",
+        "frontend",
+        "gpu_worker",
+        "ipc",
+        "kernels",
+        "penstock",
+        "tests",
+    )
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "Dockerfile"]
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sh")]
     wrong = re.compile(r"pip install [^`\n]*\bpenstock(?!-llm|\w|/)|\bpenstock\\?\[(images|otel|ray|bench|dev)")

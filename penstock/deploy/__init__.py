@@ -1,0 +1,1 @@
+"""What is installed of the folder `deploy/`: Ray."""
