@@ -16,7 +16,7 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-_NATIVE = Path(__file__).parent / "kernels" / "native"
+_NATIVE = Path(__file__).parent / "penstock" / "kernels" / "native"  # by the name that the source archive has, too
 
 
 def _build_module() -> ModuleType:
