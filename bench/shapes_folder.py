@@ -4,9 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.families.registry import parse_model_config
+from penstock.models.finding.registry import open_checkpoint
 
 SHAPES = Path(__file__).parent / "shapes"
 NUM_BYTES = 256

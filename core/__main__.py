@@ -10,7 +10,7 @@ import structlog
 import uvloop
 import zmq
 
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.core.engine.loop import Engine
 from penstock.ipc import process
 from penstock.ipc.logs import refuse

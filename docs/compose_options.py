@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from penstock.core.config.flags import flags
+from penstock.config.flags import flags
 
 PAGE = Path(__file__).parent / "containers.md"
 COMPOSE = Path(__file__).parent.parent / "compose.yaml"

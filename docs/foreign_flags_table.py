@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from penstock.core.config.flags import flags
-from penstock.core.config.foreign_flags import FLAGS_OF_ENGINES
-from penstock.core.config.foreign_tables import VALUES, ForeignFlag
+from penstock.config.flags import flags
+from penstock.config.foreign_flags import FLAGS_OF_ENGINES
+from penstock.config.foreign_tables import VALUES, ForeignFlag
 
 PAGE = Path(__file__).parent / "migrating.md"
 _BEGIN = "<!-- The table of {} is written by docs/foreign_flags_table.py: run `make docs` after a change. -->\n"

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from penstock.core.checkpoint.gguf.architectures import ARCHITECTURES
-from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES, FLOATS, UNREAD
-from penstock.core.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from penstock.gpu_worker.formats.gguf_blocks import LAYOUTS
+from penstock.models.gguf.architectures import ARCHITECTURES
+from penstock.models.gguf.block_types import BLOCK_TYPES, FLOATS, UNREAD
+from penstock.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 PAGE = Path(__file__).parent / "gguf.md"
 _BEGIN = "<!-- {} is written by docs/gguf_table.py: run `make docs` after a change. -->\n"

@@ -14,8 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from docs.written_parts import with_parts, write_or_check
-from penstock.core.checkpoint import families
-from penstock.core.checkpoint.description.decoder import (
+from penstock.frontend.parsing.reasoning import REASONING_FORMATS
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
+from penstock.gpu_worker.models.native_program import lacking
+from penstock.models import families
+from penstock.models.description.decoder import (
     Activation,
     Attention,
     Decoder,
@@ -25,18 +28,15 @@ from penstock.core.checkpoint.description.decoder import (
     Router,
     SideBySide,
 )
-from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, ShortConv
-from penstock.core.checkpoint.families.registry import ARCHITECTURES
-from penstock.core.checkpoint.parsing.by_transformers import architectures as types_of_architectures
-from penstock.core.checkpoint.parsing.family import Family
-from penstock.core.checkpoint.weights.decoder import decoder_tensors
-from penstock.frontend.parsing.reasoning import REASONING_FORMATS
-from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
-from penstock.gpu_worker.models.native_program import lacking
-from tests.core.checkpoint.published_models import PUBLISHED, Published
-from tests.core.checkpoint.test_published_models import decoder_of, kv_bytes
+from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.models.families.registry import ARCHITECTURES
+from penstock.models.parsing.by_transformers import architectures as types_of_architectures
+from penstock.models.parsing.family import Family
+from penstock.models.weights.decoder import decoder_tensors
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
+from tests.models.published_models import PUBLISHED, Published
+from tests.models.test_published_models import decoder_of, kv_bytes
 
 PAGE = Path(__file__).parent / "models.md"
 

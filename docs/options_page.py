@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from penstock.core.config import Config
-from penstock.core.config.flags import GROUP_TITLES, Flag, default_text, flags
+from penstock.config import Config
+from penstock.config.flags import GROUP_TITLES, Flag, default_text, flags
 
 PAGE = Path(__file__).parent / "options.md"
 
 _HEAD = """\
-<!-- Written by docs/options_page.py from core/config/groups/: change it there, then run `make docs`. -->
+<!-- Written by docs/options_page.py from config/groups/: change it there, then run `make docs`. -->
 # Options
 
 Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from docs.written_parts import with_parts, write_or_check
-from penstock.core.planning.machines import load_machines
+from penstock.lab.planning.machines import load_machines
 
 PAGE = Path(__file__).parent / "planning.md"
 _BEGIN = "<!-- Written by docs/planning_table.py: run `make docs` after changing the list of devices. -->\n"

@@ -9,8 +9,8 @@ import sys
 
 import uvloop
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.listening import addresses, bind
+from penstock.config import Config, ConfigError
+from penstock.config.listening import addresses, bind
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.private_parts import check_private_parts
 from penstock.frontend.http.server import Server

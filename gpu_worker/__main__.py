@@ -10,8 +10,8 @@ from typing import NoReturn
 import structlog
 import zmq
 
-from penstock.core.config import Config, ConfigError, channel_keys
-from penstock.core.config.ranks import Rank
+from penstock.config import Config, ConfigError, channel_keys
+from penstock.config.ranks import Rank
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.profiler import StepProfiler

@@ -12,7 +12,7 @@ import structlog
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 
 log = structlog.get_logger()
 

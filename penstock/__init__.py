@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM
-    from penstock.core.config import ConfigError
+    from penstock.config import ConfigError
     from penstock.frontend.errors import ApiError
     from penstock.llm import LLM
     from penstock.outputs import BatchError, CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput
@@ -33,7 +33,7 @@ _HOMES = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
     "ApiError": "frontend.errors",
-    "ConfigError": "core.config",
+    "ConfigError": "config",
     **dict.fromkeys(
         ("BatchError", "CompletionOutput", "EmbeddingRequestOutput", "Logprob", "RequestOutput"), "outputs"
     ),

@@ -14,11 +14,7 @@ from typing import Any, Literal, Self
 
 import structlog
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
 from penstock.frontend.api.logprobs import prompt_logprobs
@@ -38,6 +34,10 @@ from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
 from penstock.ipc.messages import EngineReady, ImageRef
+from penstock.models.check import check_checkpoint
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.located import located
+from penstock.models.finding.registry import open_model
 from penstock.options import APART_ONLY, config_of, quiet
 from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
@@ -84,7 +84,7 @@ class AsyncLLM:
             with_tokenizer=True,
         )
         if worker.speculative_config:
-            from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+            from penstock.models.drafts.check import check_drafter  # few need it
 
             check_drafter(self.config, with_weights=has_weights)
         self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.addresses import with_addresses
+from penstock.config import Config, ConfigError
+from penstock.config.addresses import with_addresses
 from penstock.core.launch.kept_files import with_kept_files
 from penstock.core.launch.supervisor import Supervisor
 from penstock.frontend.engine.connection import Channel, EngineAddress, engine_addresses, over_sockets

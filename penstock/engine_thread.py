@@ -17,7 +17,7 @@ from itertools import chain
 
 import structlog
 
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.core.engine.readiness import engine_ready
 from penstock.core.scheduling.scheduler import Refusal
 from penstock.frontend.engine.connection import EngineAddress

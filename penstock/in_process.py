@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.config import Config, ConfigError
+from penstock.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.orders import Orders, has_orders, take_orders
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.disk.mover import DiskMover

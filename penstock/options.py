@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.flags import config_from, flags
-from penstock.core.config.options import check_tiers
-from penstock.core.config.parser import unknown_flag
+from penstock.config import Config, ConfigError
+from penstock.config.flags import config_from, flags
+from penstock.config.options import check_tiers
+from penstock.config.parser import unknown_flag
 
 _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests", "price_per_hour")
 """Options of the HTTP side that concern texts and requests, and so have an effect without HTTP."""

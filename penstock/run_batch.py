@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from penstock.async_llm import AsyncLLM
-from penstock.core.config import ConfigError
-from penstock.core.config.flags import config_from
-from penstock.core.config.foreign_flags import without_foreign_flags
-from penstock.core.config.parser import Parser
+from penstock.config import ConfigError
+from penstock.config.flags import config_from
+from penstock.config.foreign_flags import without_foreign_flags
+from penstock.config.parser import Parser
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.batches.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
 from penstock.frontend.batches.sender import Sender, has_room

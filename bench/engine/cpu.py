@@ -24,10 +24,10 @@ from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine
 from bench.machine import command, commit, processor
 from bench.shapes_folder import described, shape_folder
-from penstock.calibration.rates import read_rate
-from penstock.core.checkpoint.finding.registry import demo_path
-from penstock.core.config.options import CpuKernels
+from penstock.config.options import CpuKernels
 from penstock.gpu_worker.state.kv_pool import page_groups
+from penstock.lab.calibration.rates import read_rate
+from penstock.models.finding.registry import demo_path
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
 

@@ -20,7 +20,7 @@ from typing import Any
 from bench.engine.offline import fixed, sampling_of
 from bench.local_engine import LocalEngine, Run
 from bench.shapes_folder import described, shape_folder
-from penstock.core.checkpoint.description.model_config import ModelConfig
+from penstock.models.description.model_config import ModelConfig
 
 _NUM_STEPS = 100
 _PLAIN: Mapping[str, float] = {}

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from bench.engine.decode_step import decode_times
 from bench.local_engine import LocalEngine
-from penstock.core.checkpoint.finding.registry import demo_path, open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
+from penstock.models.finding.registry import demo_path, open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary
 
 _NUM_FREE = 15
 _ITEM: dict[str, Any] = {

@@ -25,9 +25,9 @@ from bench.peers.envs import Environment, make
 from bench.peers.model import to_gguf
 from bench.server_process import free_port, running
 from penstock import LLM, SamplingParams
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.frontend.text.tokenizer import load_tokenizer
+from penstock.models.finding.registry import open_model
 
 NUM_TOKENS = 64
 _TOP = 8

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from bench.machine import processor
 from bench.shapes_folder import described, shape_folder
-from penstock.calibration.rates import read_rate
-from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP
 from penstock.kernels.native.build import build
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.program.builder import ProgramBuilder
 from penstock.kernels.native.program.program import Program
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight
+from penstock.lab.calibration.rates import read_rate
+from penstock.models.description.decoder import Attention, Decoder, DenseMLP
 
 Make = Callable[[int, int], QuantizedWeight | Tensor]
 

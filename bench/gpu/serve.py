@@ -35,7 +35,7 @@ def serving(folder: Path, flags: Sequence[str]) -> Iterator[str]:
     command = [
         sys.executable,
         "-m",
-        "penstock.core.cli",
+        "penstock.cli",
         "serve",
         str(folder),
         "--port",

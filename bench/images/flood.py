@@ -194,7 +194,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "penstock.core.cli",
+            "penstock.cli",
             "serve",
             name,
             "--port",

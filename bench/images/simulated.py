@@ -25,9 +25,9 @@ from bench.images.flood import pictures, write_checkpoint
 from bench.machine import commit, machine
 from bench.server_process import free_port, running
 from bench.serving.batches import START_SECONDS
-from penstock.core.config import Config
-from penstock.core.simulation.figures import spread
-from penstock.core.simulation.study import Load, Machine, Measured, compare, measured
+from penstock.config import Config
+from penstock.lab.simulation.figures import spread
+from penstock.lab.simulation.study import Load, Machine, Measured, compare, measured
 
 _NUM_WARM = 6
 
@@ -99,7 +99,7 @@ def main() -> None:
         write_checkpoint(folder / "model")
         for seed, rate in enumerate(options.rates):
             port, record = free_port(), folder / f"{seed}.jsonl"
-            command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder / "model"), "--port", str(port)]
+            command = [sys.executable, "-m", "penstock.cli", "serve", str(folder / "model"), "--port", str(port)]
             command += ["--record", str(record), "--num-threads", "1"]
             url, environment = f"http://127.0.0.1:{port}", os.environ | {"PENSTOCK_LOG_LEVEL": "warning"}
             with running(command, f"{url}/ready", environment, START_SECONDS):

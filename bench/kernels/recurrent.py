@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from bench.machine import commit, machine
-from penstock.calibration.rates import read_rate
 from penstock.gpu_worker.state.kv_pool import LayerPages
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
 from penstock.kernels.native.build import build
@@ -39,6 +38,7 @@ from penstock.kernels.native.recurrent import (
 )
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
+from penstock.lab.calibration.rates import read_rate
 
 HIDDEN, INNER = 2048, 4096
 MAMBA2 = Mamba2Shape(64, 1, 64, 128)  # as Granite 4 and Bamba have it

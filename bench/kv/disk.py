@@ -70,7 +70,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Server]:
     """A server of a shape with random weights."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--load-format", "dummy", *flags]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(folder), "--load-format", "dummy", *flags]
     command += ["--port", str(port), "--served-model-name", "model"]
     with running(command, f"{url}/ready", dict(os.environ), _START_SECONDS, folder / "log.txt"):
         yield Server(url, "model")

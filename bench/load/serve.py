@@ -21,9 +21,9 @@ from penstock.bench.load.job import Job, Outcome
 from penstock.bench.load.processes import run
 from penstock.bench.load.report import print_summary, summarize
 from penstock.bench.load.workload import WorkloadError, draw, harmless_token_ids, served_model
-from penstock.core.config.api_keys import CLIENT_KEY_HELP, client_key
-from penstock.core.config.argument_types import length_range, not_negative, not_negative_float, positive, positive_float
-from penstock.core.config.parser import Parser
+from penstock.config.api_keys import CLIENT_KEY_HELP, client_key
+from penstock.config.argument_types import length_range, not_negative, not_negative_float, positive, positive_float
+from penstock.config.parser import Parser
 
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2

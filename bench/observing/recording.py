@@ -15,7 +15,7 @@ from array import array
 from pathlib import Path
 
 from bench.scheduling.scheduler import add_requests, answer, make_scheduler
-from penstock.core.config import Config, SchedulerOptions
+from penstock.config import Config, SchedulerOptions
 from penstock.core.recording.recorder import Recorder
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
 

@@ -51,7 +51,7 @@ class Served(NamedTuple):
 def serving(python: str, folder: Path, threads: int) -> Iterator[Served]:
     """A server of the demo model."""
     port = free_port()
-    command = [python, "-m", "penstock.core.cli", "serve", str(_MODEL), "--port", str(port), "--max-num-seqs", "64"]
+    command = [python, "-m", "penstock.cli", "serve", str(_MODEL), "--port", str(port), "--max-num-seqs", "64"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     log, before = folder / f"{port}.log", psutil.Process().children()
     with running(command, f"http://127.0.0.1:{port}/ready", environment, _START_SECONDS, log):

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             urls[name] = f"http://127.0.0.1:{port}"
             options = ("--model", folder, "--served-model-name", "m", "--load-format", "dummy", "--device", "cpu",
                 "--num-pages", 600, "--max-model-len", 512, "--port", port, *flags)  # fmt: skip
-            command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, options)]
+            command = [sys.executable, "-m", "penstock.cli", "serve", *map(str, options)]
             settings = {
                 "PENSTOCK_SPARE_WORKER": "false",
                 "PENSTOCK_LOG_LEVEL": "warning",

@@ -54,7 +54,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "penstock.core.cli", "serve", "--port", str(port), *SERVERS[name]]
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--port", str(port), *SERVERS[name]]
         command += ["--served-model-name", "m"]
         if arguments.shape:
             command += [str(servable_folder(arguments.shape, Path(folder) / "m")), "--load-format", "dummy"]

@@ -24,7 +24,7 @@ import uvloop
 import zmq
 
 from bench.machine import commit, machine
-from penstock.core.config import Config, IpcOptions, SchedulerOptions
+from penstock.config import Config, IpcOptions, SchedulerOptions
 from penstock.core.engine.loop import Engine
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (

@@ -164,7 +164,7 @@ async def _all_ready(url: str, num_engines: int) -> None:
 def _server(num_engines: int, flags: Sequence[str], cores: Sequence[int] = ()) -> Iterator[str]:
     """Engines with a thread each. With `cores` engine i has the i-th of them, and everything else all of them."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(MODEL), "--served-model-name", "m"]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(MODEL), "--served-model-name", "m"]
     command += ["--port", str(port), "--num-threads", "1", "--no-spare-worker"]
     command += ["--data-parallel-size", str(num_engines), *flags]
     url = f"http://127.0.0.1:{port}"

@@ -29,8 +29,8 @@ from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine, repeat
 from bench.machine import commit, machine
 from bench.shapes_folder import described, shape_folder
-from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
+from penstock.config import Config
+from penstock.config.ranks import Rank
 from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import StepPlan
 from penstock.options import config_of

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from bench.peers.envs import Environment, PeerError
 from bench.peers.formats import AS_STORED, FORMATS, gguf_path
 from bench.shapes_folder import NUM_BYTES, described, servable_folder, shape_folder
-from penstock.core.checkpoint.families.registry import expected_tensors
+from penstock.models.families.registry import expected_tensors
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"

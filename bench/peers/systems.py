@@ -96,7 +96,7 @@ def _penstock(name: str, asked: Asked, flags: list[str]) -> System:
         serve: list[str | Path] = [
             sys.executable,
             "-m",
-            "penstock.core.cli",
+            "penstock.cli",
             "serve",
             model,
             "--port",

@@ -27,10 +27,10 @@ from rich.table import Table
 from penstock.bench.quality.engine import ScoringEngine
 from penstock.bench.quality.measure import Quality, Reference, measure
 from penstock.bench.quality.texts import Text, conversations, tokenizer_of, windows
-from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
-from penstock.core.checkpoint.formats.made import MADE_FORMATS
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.ipc.process import EXIT_CONFIG
+from penstock.models.finding.registry import model_path, open_checkpoint
+from penstock.models.formats.made import MADE_FORMATS
 from penstock.options import config_of, quiet
 
 KV_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.demo.chatml import pieces
 from penstock.demo.held_out import held_out_conversations
+from penstock.models.files.source import Checkpoint
 
 _SEED = 20
 _LEAST = 16  # tokens; a shorter rest of a file is left out

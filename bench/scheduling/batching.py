@@ -18,15 +18,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
-from penstock.core.config.options import BatchingName, SchedulerOptions
+from penstock.config.options import BatchingName, SchedulerOptions
 from penstock.core.sequences.sequence import Request
-from penstock.core.simulation.arrivals import Arrival, Bursts
-from penstock.core.simulation.device import StepShape, Timing
-from penstock.core.simulation.figures import percentile
-from penstock.core.simulation.plot import check_plot
-from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.simulator import Simulator, messages
 from penstock.ipc.messages import PROTOCOL_VERSION, AddRequest, WorkerHello
+from penstock.lab.simulation.arrivals import Arrival, Bursts
+from penstock.lab.simulation.device import StepShape, Timing
+from penstock.lab.simulation.figures import percentile
+from penstock.lab.simulation.plot import check_plot
+from penstock.lab.simulation.prompts import Prompts
+from penstock.lab.simulation.simulator import Simulator, messages
 
 KINDS: tuple[BatchingName, ...] = get_args(BatchingName)
 NUM_ROWS = 32

@@ -29,14 +29,14 @@ from bench.scheduling.policy_scenarios import FLOOD, LIGHT, SCENARIOS, Run, Scen
 from bench.server_process import free_port, running
 from penstock.bench.load.job import Job, PlannedRequest
 from penstock.bench.load.processes import run as run_load
-from penstock.core.checkpoint.finding.registry import demo_path
-from penstock.core.config import Config
-from penstock.core.config.options import SchedulerOptions
+from penstock.config import Config
+from penstock.config.options import SchedulerOptions
 from penstock.core.policies.registry import POLICIES
-from penstock.core.simulation.arrivals import Arrival
-from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.simulator import Simulator
-from penstock.core.simulation.study import Load, Machine, measured
+from penstock.lab.simulation.arrivals import Arrival
+from penstock.lab.simulation.prompts import Prompts
+from penstock.lab.simulation.simulator import Simulator
+from penstock.lab.simulation.study import Load, Machine, measured
+from penstock.models.finding.registry import demo_path
 
 _LONGEST = 2048
 _VOCABULARY, _FIRST_ID = 4096, 16
@@ -60,7 +60,7 @@ def server(folder: Path, policy: str, flags: Sequence[str], trace: Path | None =
     )
     port = free_port()
     options = {"num_pages": _NUM_PAGES, **_OPTIONS, "scheduling_policy": policy, "num_threads": 1}
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(demo_path("model")), "--port", str(port)]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(demo_path("model")), "--port", str(port)]
     for name, value in options.items():
         command += ["--" + name.replace("_", "-"), str(value)]
     command += [*flags, "--api-keys-file", str(keys), "--served-model-name", "m"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.bench.load.report import percentile
-from penstock.core.simulation.arrivals import Arrival
+from penstock.lab.simulation.arrivals import Arrival
 
 LIGHT, FLOOD = "light", "flood"
 """API keys."""

@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace, max_ms: int) -> dict[str, object]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "steps.jsonl"
-        command = [sys.executable, "-m", "penstock.core.cli", "serve"]
+        command = [sys.executable, "-m", "penstock.cli", "serve"]
         if arguments.shape:
             command += [str(servable_folder(arguments.shape, Path(folder) / "m")), "--load-format", "dummy"]
         command += ["--port", str(port), "--max-prefill-ms", str(max_ms), "--step-trace", str(trace)]

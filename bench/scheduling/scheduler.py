@@ -21,7 +21,7 @@ from random import Random
 
 import msgspec
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult

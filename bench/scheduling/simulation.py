@@ -36,21 +36,21 @@ from bench.shapes_folder import clockwork_folder, servable_folder, shape_folder
 from penstock.bench.load.client import run_job
 from penstock.bench.load.job import Job, Outcome, PlannedRequest
 from penstock.bench.load.report import summarize
-from penstock.core.checkpoint.families.registry import TEST_MODELS_VARIABLE
-from penstock.core.cli.plan import read_decoder
-from penstock.core.config import Config, SchedulerOptions
-from penstock.core.config.flags import config_from
-from penstock.core.config.parser import Parser
-from penstock.core.planning.costs import Costs
-from penstock.core.planning.machines import load_machines
-from penstock.core.planning.plan import Plan
-from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
-from penstock.core.simulation.figures import figures
-from penstock.core.simulation.fit import FittedDevice
-from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.recordings import Delays
-from penstock.core.simulation.simulator import Simulator
-from penstock.core.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
+from penstock.config import Config, SchedulerOptions
+from penstock.config.flags import config_from
+from penstock.config.parser import Parser
+from penstock.lab.commands.plan import read_decoder
+from penstock.lab.planning.costs import Costs
+from penstock.lab.planning.machines import load_machines
+from penstock.lab.planning.plan import Plan
+from penstock.lab.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
+from penstock.lab.simulation.figures import figures
+from penstock.lab.simulation.fit import FittedDevice
+from penstock.lab.simulation.prompts import Prompts
+from penstock.lab.simulation.recordings import Delays
+from penstock.lab.simulation.simulator import Simulator
+from penstock.lab.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
+from penstock.models.families.registry import TEST_MODELS_VARIABLE
 
 _NUM_WARM = 6
 _PAUSE = 0.5  # seconds between turns
@@ -110,7 +110,7 @@ class Served(NamedTuple):
 
 def serve_command(model: str, folder: Path) -> list[str]:
     """What starts a server of the model, which may have to be made first in a folder of this one."""
-    command = [sys.executable, "-m", "penstock.core.cli", "serve"]
+    command = [sys.executable, "-m", "penstock.cli", "serve"]
     if model == "clockwork":
         # All of the memory would be millions of pages, whose lists Python's garbage collector scans for 0.1 s.
         command += [str(clockwork_folder(folder / "model", 0.01)), "--num-pages", "16384"]

@@ -143,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "penstock.core.cli", "serve"]
+        command = [sys.executable, "-m", "penstock.cli", "serve"]
         if options.shape:
             command += [str(servable_folder(options.shape, Path(folder) / "m")), "--load-format", "dummy"]
         command += ["--port", str(port), "--data-dir", f"{folder}/data", *options.flags.split()]

@@ -24,7 +24,7 @@ import uvloop
 import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
+from penstock.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
 from penstock.ipc import process
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, pack_int32

@@ -24,7 +24,7 @@ import uvloop
 
 from bench.server_process import free_port, running
 from bench.shapes_folder import clockwork_folder
-from penstock.core.checkpoint.families.registry import TEST_MODELS_VARIABLE
+from penstock.models.families.registry import TEST_MODELS_VARIABLE
 
 NUM_ROWS, STEP_SECONDS, NUM_TOKENS = 64, 0.05, 64
 CAPACITY = NUM_ROWS / STEP_SECONDS / NUM_TOKENS
@@ -144,7 +144,7 @@ def measure(overload: float, seconds: float, patience: float, flags: list[str]) 
         command = [
             sys.executable,
             "-m",
-            "penstock.core.cli",
+            "penstock.cli",
             "serve",
             str(model),
             "--served-model-name",

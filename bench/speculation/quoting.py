@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.shapes_folder import NUM_BYTES, described, servable_folder
-from penstock.core.checkpoint.families.registry import expected_tensors
+from penstock.models.families.registry import expected_tensors
 
 _SEED = 0
 _SMALL = 2e-4  # standard deviation of what writes to the residual stream, in which the embedding's is 1

@@ -2,8 +2,8 @@
 
 from math import inf
 
+from penstock.config.options import SchedulerOptions
 from penstock.core.batching.static import Static
-from penstock.core.config.options import SchedulerOptions
 
 
 class Dynamic(Static):

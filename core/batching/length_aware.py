@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from math import log2
 
+from penstock.config.options import SchedulerOptions
 from penstock.core.batching.static import Static, first_that_fit
-from penstock.core.config.options import SchedulerOptions
 from penstock.core.policies.lengths import LengthPredictor
 from penstock.core.sequences.sequence import Request
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from penstock.config.options import BatchingName, SchedulerOptions
 from penstock.core.batching.dynamic import Dynamic
 from penstock.core.batching.length_aware import LengthAware
 from penstock.core.batching.static import Static
-from penstock.core.config.options import BatchingName, SchedulerOptions
 
 KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
     "continuous": None,  # no batches: a sequence begins when there is room

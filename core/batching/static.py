@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import inf
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.core.sequences.sequence import Request
 
 

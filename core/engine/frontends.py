@@ -6,7 +6,7 @@ from typing import Protocol
 import structlog
 import zmq
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.key_file import ChannelKeys

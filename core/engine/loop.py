@@ -19,7 +19,7 @@ import structlog
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config, channel_keys
+from penstock.config import Config, channel_keys
 from penstock.core.engine.cache_news import CacheNews
 from penstock.core.engine.expert_load import ExpertCounts
 from penstock.core.engine.frontends import Frontends, Order

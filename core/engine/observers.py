@@ -6,7 +6,7 @@ Without observers, a step costs only a test of one attribute (`are_there`).
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.engine.watchers import Broadcaster, Watchers
 from penstock.core.recording.recorder import Recorder

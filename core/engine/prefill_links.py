@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 import zmq
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.key_file import ChannelKeys

@@ -1,6 +1,6 @@
 """The message that tells frontends that an engine can take requests."""
 
-from penstock.core.config import SchedulerOptions
+from penstock.config import SchedulerOptions
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, WorkerHello
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import structlog
 import zmq
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.engine.prefill_links import PrefillLinks
 from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.sequences.sequence import Owner

@@ -17,7 +17,7 @@ import structlog
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage

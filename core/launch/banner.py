@@ -13,18 +13,18 @@ import zmq
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.core.checkpoint.files.source import LoadError, StoredTensor, fingerprint
-from penstock.core.checkpoint.finding.registry import open_model, served_model_names
-from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
-from penstock.core.config import Config, FrontendOptions, channel_keys
-from penstock.core.config.sizes import size
-from penstock.core.config.slow_kernels import slow_kernels
+from penstock.config import Config, FrontendOptions, channel_keys
+from penstock.config.sizes import size
+from penstock.config.slow_kernels import slow_kernels
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.logs import LogSink, SinkStream
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
 from penstock.ipc.version import VERSION
+from penstock.models.files.source import LoadError, StoredTensor, fingerprint
+from penstock.models.finding.registry import open_model, served_model_names
+from penstock.models.parsing.text_part import WHOLE_MODELS
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.launch.spare import Spare
 from penstock.core.launch.start import ChildPipe, Running, spawn
 from penstock.ipc.parent import Word

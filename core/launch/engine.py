@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from penstock.core.config import Config
-from penstock.core.config.addresses import clear_rendezvous
-from penstock.core.config.engines import numbered, of_engine
-from penstock.core.config.ranks import Rank
+from penstock.config import Config
+from penstock.config.addresses import clear_rendezvous
+from penstock.config.engines import numbered, of_engine
+from penstock.config.ranks import Rank
 from penstock.core.launch import launchers
 from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Spare

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 
 
 def with_kept_files(config: Config, folder: Path) -> Config:

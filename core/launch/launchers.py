@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from penstock.core.config.addresses import with_addresses
-from penstock.core.config.options import Config, ConfigError
-from penstock.core.config.ranks import Rank
+from penstock.config.addresses import with_addresses
+from penstock.config.options import Config, ConfigError
+from penstock.config.ranks import Rank
 from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Spare
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.core.recording.writer import may_hold_recording
 
 _TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this

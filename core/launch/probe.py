@@ -10,8 +10,8 @@ from pathlib import Path
 
 import zmq
 
-from penstock.core.config.argument_types import not_negative_float
-from penstock.core.config.parser import Parser
+from penstock.config.argument_types import not_negative_float
+from penstock.config.parser import Parser
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.key_file import KeyFileError, read_key_file

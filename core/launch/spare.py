@@ -22,7 +22,7 @@ from typing import Protocol
 
 import structlog
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.launch.start import ChildPipe, spawn
 from penstock.ipc import process
 from penstock.ipc.parent import Word

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.ipc import process
 from penstock.ipc.parent import Word
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.listening import addresses, bind, has_files
+from penstock.config import Config, ConfigError
+from penstock.config.listening import addresses, bind, has_files
 from penstock.core.launch.banner import Banner
 from penstock.core.launch.child import Child
 from penstock.core.launch.engine import END_GRACE, MORE_PATIENCE, EngineLaunch, cancel, end_all, keep_running

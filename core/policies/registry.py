@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from types import ModuleType
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.core.policies.cache_aware import CacheAware
 from penstock.core.policies.deadline import Deadline
 from penstock.core.policies.fair import Fair

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.prefill_pace import PrefillPace

@@ -9,8 +9,8 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from penstock.core.config import ConfigError
-from penstock.core.config.options import SchedulerOptions
+from penstock.config import ConfigError
+from penstock.config.options import SchedulerOptions
 from penstock.core.recording.lines import (
     KINDS,
     PAGE_DIGEST_BYTES,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.recording.lines import (
     PAGE_DIGEST_BYTES,
     VERSION,

@@ -14,8 +14,8 @@ from collections.abc import Sequence as ListOf
 from dataclasses import replace
 from math import inf
 
+from penstock.config.options import SchedulerOptions
 from penstock.core.batching.registry import make_batching
-from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
 from penstock.core.kv.tiers import TierTotals

@@ -6,15 +6,15 @@ from itertools import chain
 from math import isfinite
 from typing import NamedTuple
 
-from penstock.core.checkpoint.page_limits import longest_sequence
-from penstock.core.config.options import SchedulerOptions
-from penstock.core.config.step_limits import bounded
+from penstock.config.options import SchedulerOptions
+from penstock.config.step_limits import bounded
 from penstock.core.kv.snapshots import Snapshots, SnapshotTotals
 from penstock.core.sequences.drain_rate import DrainRate
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, ImageRef, SamplingParams, WindowGroup, WorkerHello
 from penstock.ipc.page_keys import namespace_of
+from penstock.models.page_limits import longest_sequence
 
 PART_BESIDE_PROMPTS = 16
 """In a step that may compute prompts, one token in this many may be a guess."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.config.options import SchedulerOptions
-from penstock.core.config.step_limits import bounded
+from penstock.config.options import SchedulerOptions
+from penstock.config.step_limits import bounded
 from penstock.core.steps.plan_builder import InFlightStep
 
 _MAX_CUTS = 3

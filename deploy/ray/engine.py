@@ -20,12 +20,8 @@ import structlog
 import zmq
 from ray import serve
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config
-from penstock.core.config.listening import bind
+from penstock.config import Config
+from penstock.config.listening import bind
 from penstock.deploy.ray.autoscaling import ROWS, RUNNING, WAITING_TOKENS
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.connection import EngineAddress, over_sockets
@@ -34,6 +30,10 @@ from penstock.ipc import process
 from penstock.ipc.curve import make_key_file
 from penstock.ipc.key_file import read_key_file
 from penstock.ipc.logs import setup_logging
+from penstock.models.check import check_checkpoint
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.located import located
+from penstock.models.finding.registry import open_model
 
 log = structlog.get_logger()
 
@@ -162,7 +162,7 @@ def _located(config: Config) -> Config:
         with_tokenizer=False,
     )
     if found.worker.speculative_config:
-        from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+        from penstock.models.drafts.check import check_drafter  # few need it
 
         check_drafter(found, with_weights=with_weights, with_tokenizer=False)
     return found

@@ -8,7 +8,7 @@ import asyncio
 import signal
 import sys
 
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.core.launch.launchers import addressed
 from penstock.core.launch.spare import adopt_orphans, reap_strangers
 from penstock.core.launch.supervisor import Supervisor

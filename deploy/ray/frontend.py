@@ -15,12 +15,8 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config
-from penstock.core.config.api_keys import load_api_keys
+from penstock.config import Config
+from penstock.config.api_keys import load_api_keys
 from penstock.deploy.ray.engine import EngineCard
 from penstock.deploy.ray.fleet import Fleet
 from penstock.deploy.ray.many_models import ManyModels
@@ -36,6 +32,10 @@ from penstock.frontend.http.observers import Observing, observing
 from penstock.frontend.http.private_parts import check_private_parts
 from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.logs import setup_logging
+from penstock.models.check import check_checkpoint
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.located import located
+from penstock.models.finding.registry import open_model
 
 log = structlog.get_logger()
 

@@ -21,10 +21,10 @@ import structlog
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from penstock.core.config import Config, ConfigError, channel_keys
-from penstock.core.config.addresses import with_addresses
-from penstock.core.config.listening import bind
-from penstock.core.config.ranks import Rank
+from penstock.config import Config, ConfigError, channel_keys
+from penstock.config.addresses import with_addresses
+from penstock.config.listening import bind
+from penstock.config.ranks import Rank
 from penstock.core.launch.child import Child
 from penstock.core.launch.start import Running
 from penstock.deploy.ray.rank_host import RankHost

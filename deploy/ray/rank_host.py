@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import ray
 
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.config import Config
-from penstock.core.config.listening import bind
+from penstock.config import Config
+from penstock.config.listening import bind
 from penstock.ipc import process
 from penstock.ipc.curve import write_key_file
 from penstock.ipc.key_file import ChannelKeys
+from penstock.models.finding.located import located
 
 
 class RankHost:

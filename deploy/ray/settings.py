@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.core.checkpoint.finding.registry import served_model_names
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.flags import config_from, flags
-from penstock.core.config.options import check_tiers
-from penstock.core.config.parser import unknown_flag
+from penstock.config import Config, ConfigError
+from penstock.config.flags import config_from, flags
+from penstock.config.options import check_tiers
+from penstock.config.parser import unknown_flag
+from penstock.models.finding.registry import served_model_names
 
 _NOT_OURS = {
     "ipc": {"frontend_address", "worker_address", "rendezvous_address", "runtime_dir", "channel_key_file"},

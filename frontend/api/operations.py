@@ -6,7 +6,7 @@ from dataclasses import asdict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.core.config.slow_kernels import slow_kernels
+from penstock.config.slow_kernels import slow_kernels
 from penstock.frontend import schema
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.image_source import ImageLimits, ImageSource
@@ -14,6 +13,7 @@ from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc import shared_files
 from penstock.ipc.messages import ImageRef, PixelRef
 from penstock.ipc.sockets import MAX_MESSAGE_BYTES
+from penstock.models.finding.registry import open_model
 
 if TYPE_CHECKING:
     from penstock.frontend.images.families import ImageFamily
@@ -103,11 +103,11 @@ def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | No
     checkpoint, options = open_model(config), config.frontend
     if not options.max_images or not checkpoint.processor_config:
         return None
-    from penstock.core.checkpoint.description.decoder import Decoder
-    from penstock.core.checkpoint.families.registry import parse_model_config
     from penstock.frontend.images.families import image_family_of
     from penstock.frontend.images.fit import check_fit
     from penstock.frontend.images.reader import ImageReader
+    from penstock.models.description.decoder import Decoder
+    from penstock.models.families.registry import parse_model_config
 
     family = image_family_of(checkpoint)
     image_token_id = None if family is None else tokenizer.token_id(family.token)

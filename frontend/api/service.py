@@ -19,9 +19,8 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from penstock.core.checkpoint.finding.registry import model_path
-from penstock.core.config import Config
-from penstock.core.config.api_keys import load_api_keys
+from penstock.config import Config
+from penstock.config.api_keys import load_api_keys
 from penstock.frontend import schema
 from penstock.frontend.api.prompt_images import PromptImages, prompt_images
 from penstock.frontend.api.text_model import TextModel
@@ -60,6 +59,7 @@ from penstock.frontend.validation.completion import ValidCompletion
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.messages import EngineReady
 from penstock.ipc.version import VERSION
+from penstock.models.finding.registry import model_path
 
 log = structlog.get_logger()
 

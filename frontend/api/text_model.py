@@ -7,11 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.embeddings import Embeddings, embeddings_of
-from penstock.core.checkpoint.files.source import Checkpoint, eos_token_ids
-from penstock.core.checkpoint.finding.registry import open_model, served_model_names
-from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.config import Config, FrontendOptions
+from penstock.config import Config, FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
@@ -21,6 +17,10 @@ from penstock.frontend.text.infill import Infill, infill_of
 from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import NO_TOOLS, SamplingDefaults
+from penstock.models.embeddings import Embeddings, embeddings_of
+from penstock.models.files.source import Checkpoint, eos_token_ids
+from penstock.models.finding.registry import open_model, served_model_names
+from penstock.models.parsing.json_fields import JsonFields
 
 
 @dataclass(frozen=True, slots=True)

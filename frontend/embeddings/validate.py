@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from penstock.core.checkpoint.embeddings import Embeddings
 from penstock.frontend import schema
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.validation.common import Rules, ValidRequest, integer, refuse_unsupported, validate_common
 from penstock.frontend.validation.completion import valid_prompts
 from penstock.ipc.messages import Pooling, Sampling
+from penstock.models.embeddings import Embeddings
 
 MAX_INPUTS = 2048
 """OpenAI's limit."""

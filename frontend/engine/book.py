@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.frontend.engine.engines import Engines
 from penstock.frontend.engine.link import EngineLink, QueueGate
 from penstock.frontend.engine.roles import prefill_addresses, serving

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from penstock.core.config.options import Config, channel_keys
+from penstock.config.options import Config, channel_keys
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec

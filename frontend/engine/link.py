@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 import structlog
 from msgspec.structs import replace
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.frontend.engine.connection import Connect, EngineAddress
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from time import monotonic
 
-from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
+from penstock.config.api_keys import ApiKey, find_key, kept_apart
 from penstock.frontend.errors import InvalidApiKey, InvalidParameter, PermissionDenied, RateLimitExceeded
 
 _BEARER = "bearer "

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.exchange.exchange import Request, Route
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.ipc.logs import LogSink

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET
 
-from penstock.core.config.options import FrontendOptions
+from penstock.config.options import FrontendOptions
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import BodyTooLarge, InvalidParameter, InvalidRequest
 from penstock.frontend.files.shapes import FileObject

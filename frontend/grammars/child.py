@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.grammars.json_check import check_is_schema, mismatch
 from penstock.frontend.grammars.json_parts import settle_patterns
 from penstock.frontend.grammars.json_repair import repair
@@ -34,6 +32,8 @@ from penstock.frontend.grammars.json_superset import notes_of, superset_of
 from penstock.frontend.grammars.json_values import bound_anything
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

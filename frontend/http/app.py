@@ -19,8 +19,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.helpers import parse_content_type
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.core.config.listening import is_loopback
-from penstock.core.config.options import FrontendOptions
+from penstock.config.listening import is_loopback
+from penstock.config.options import FrontendOptions
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (
     ApiError,

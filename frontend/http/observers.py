@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from penstock.core.config.options import FrontendOptions
+from penstock.config.options import FrontendOptions
 from penstock.frontend.exchange.exchange import Observer
 
 

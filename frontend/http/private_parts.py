@@ -9,7 +9,7 @@ from importlib.metadata import version
 import jinja2.compiler
 from aiohttp import web
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.ipc.version import DISTRIBUTION
 
 _PARTS: dict[str, dict[type, tuple[str, ...]]] = {

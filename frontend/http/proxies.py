@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.core.config.networks import Address, read_address
+from penstock.config.networks import Address, read_address
 
 log = structlog.get_logger()
 

@@ -8,12 +8,10 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.api_keys import load_api_keys
-from penstock.core.config.listening import has_files
-from penstock.core.config.tls import load_certificate, load_tls
+from penstock.config import Config, ConfigError
+from penstock.config.api_keys import load_api_keys
+from penstock.config.listening import has_files
+from penstock.config.tls import load_certificate, load_tls
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.batches.runner import BatchRunner
@@ -29,6 +27,8 @@ from penstock.frontend.http.observers import observing
 from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.http.routes import ROUTES
 from penstock.ipc import process
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.registry import open_model
 
 log = structlog.get_logger()
 

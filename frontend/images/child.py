@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process, shared_files
+from penstock.models.finding.registry import open_checkpoint
 
 _PRIORITY = 5
 """The process's niceness: text comes first."""

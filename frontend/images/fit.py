@@ -6,15 +6,15 @@ If they do not fit, every request with an image would fail.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.vision.grid import GridVision
-from penstock.core.checkpoint.vision.kinds import Vision
-from penstock.core.checkpoint.vision.patches import PatchVision
-from penstock.core.checkpoint.vision.tiles import TilePool, TileSquares, TileVision
-from penstock.core.checkpoint.vision.views import TilesThenWhole, WholeThenTiles
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.images.families import ImageFamily
 from penstock.frontend.images.processor_files import ProcessorFiles
+from penstock.models.files.source import Checkpoint
+from penstock.models.vision.grid import GridVision
+from penstock.models.vision.kinds import Vision
+from penstock.models.vision.patches import PatchVision
+from penstock.models.vision.tiles import TilePool, TileSquares, TileVision
+from penstock.models.vision.views import TilesThenWhole, WholeThenTiles
 
 _PROCESSOR_FILE = "processor_config.json"
 _WITHOUT_CROPS = ("Gemma3ImageProcessor", "SiglipImageProcessor")

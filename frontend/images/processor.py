@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.images.decode import ImageRefusedError
 from penstock.frontend.images.families import ImageFamily, Placeholder
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.files.source import Checkpoint
 
 
 class ProcessorFiles:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from penstock.core.config.groups.frontend import FrontendOptions
+from penstock.config.groups.frontend import FrontendOptions
 from penstock.frontend.errors import ApiError, Overloaded, UnsupportedParameter
 from penstock.frontend.image_source import ImageSource, without_blanks
 from penstock.frontend.images.families import Placeholder

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ModelNotFound, UnsupportedParameter
@@ -25,6 +24,7 @@ from penstock.frontend.ollama import schema
 from penstock.frontend.ollama.answers import FRAMING
 from penstock.frontend.ollama.options import served_name, shown_name
 from penstock.ipc.version import VERSION
+from penstock.models.finding.registry import open_model
 
 API_VERSION = "0.13.5"
 """The version of Ollama whose API this is: clients require a minimum version."""
@@ -157,7 +157,7 @@ async def _facts(service: Service) -> _Facts:
 @cache
 def _read_facts(config: Config) -> _Facts:
     # Frontends need no families of models, so these are imported only for a request like this.
-    from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
+    from penstock.models.families.registry import expected_tensors, parse_model_config
 
     checkpoint = open_model(config)
     found = checkpoint.config

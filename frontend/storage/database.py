@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import structlog
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.errors import ServerError
 from penstock.frontend.storage.room import Room
 from penstock.frontend.storage.schema import STEPS

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.storage.database import StorageFull, is_disk_full, keep_log
 from penstock.frontend.storage.room import Room
 from penstock.frontend.storage.schema import CONVERSED, REFERRED

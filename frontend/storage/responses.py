@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound, ServerError
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.storage.own_file import IN_MEMORY, Tables

@@ -18,9 +18,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
-from penstock.core.checkpoint.files.folder import read_text
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.errors import ApiError, ContextLengthExceeded, TemplateFailed
 from penstock.frontend.image_source import ImageSource
 from penstock.frontend.text.call_style import NAME, TOOL, VALUE, Chat, Tools
@@ -28,6 +26,8 @@ from penstock.frontend.text.probing import find_shape
 from penstock.frontend.text.sandbox import VariableFinder, changes_values, environment, tojson
 from penstock.frontend.text.shaping import Shape
 from penstock.frontend.text.tool_prompt import ToolFields
+from penstock.models.files.folder import read_text
+from penstock.models.files.source import Checkpoint
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 RESERVED = frozenset(

@@ -25,14 +25,14 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import Rendered, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.frontend.text.template_facts import facts_of
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
+from penstock.models.finding.registry import open_checkpoint
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
 """Characters for private use: no tokenizer has learned to join them with others."""

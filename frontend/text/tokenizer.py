@@ -24,8 +24,8 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.files.source import Checkpoint
 
 T = TypeVar("T")
 

@@ -84,7 +84,7 @@ async def _file_of(service: Service, asked: SimulationRequest) -> AsyncIterator[
 
 
 async def _run(asked: SimulationRequest, path: Path) -> bytes:
-    command = [sys.executable, "-m", "penstock.core.cli", "simulate", "--served", "--measured", str(path)]
+    command = [sys.executable, "-m", "penstock.cli", "simulate", "--served", "--measured", str(path)]
     command += [f"--speed={asked.speed!r}", f"--seed={asked.seed}"]
     command += [f"--ttft={asked.ttft_ms!r}"] * bool(asked.ttft_ms) + [f"--tpot={asked.tpot_ms!r}"] * bool(asked.tpot_ms)
     command += [f"--config={name}: {options}" for name, options in asked.configs.items()]

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.core.config.listening import is_loopback
-from penstock.core.config.options import FrontendOptions
+from penstock.config.listening import is_loopback
+from penstock.config.options import FrontendOptions
 from penstock.frontend.api.operations import index
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import RouteNotFound

@@ -6,9 +6,9 @@ from collections.abc import Collection
 import structlog
 import torch
 
-from penstock.core.config import ConfigError
-from penstock.core.config.options import CpuKernels, DTypeName
-from penstock.core.config.slow_kernels import slow_kernels
+from penstock.config import ConfigError
+from penstock.config.options import CpuKernels, DTypeName
+from penstock.config.slow_kernels import slow_kernels
 from penstock.gpu_worker.devices.cpu import CpuDevice, computes_in_bf16, multiplies_bf16_matrices, num_cores
 from penstock.gpu_worker.devices.cuda import CudaDevice
 from penstock.gpu_worker.devices.device import Device

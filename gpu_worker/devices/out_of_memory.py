@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 
 
 class NoMemoryError(ConfigError):

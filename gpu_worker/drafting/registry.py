@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Mapping
 
-from penstock.core.config.speculative import SpeculativeConfig
+from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.drafting.forced import OnlyForced
 from penstock.gpu_worker.drafting.lookup.ngram import NgramDrafter
 from penstock.gpu_worker.drafting.target import Prepared, Target

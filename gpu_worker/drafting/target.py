@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.drafting.drafter import Drafter, Int32Array
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, PageGroup
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.models.description.model_config import ModelConfig
 
 Int64Array = npt.NDArray[np.int64]
 

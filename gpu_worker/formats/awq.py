@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.awq import AWQMatrix
 from penstock.gpu_worker.formats.packing import equal_or_all, octets_of
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.formats.awq import AWQMatrix
 
 _BITS = 4
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of outputs 0 to 7 in a word

@@ -14,10 +14,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix, Int8Matrix
-from penstock.core.checkpoint.weights.sources import WHOLE, Cut
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.files.source import LoadError
+from penstock.models.formats.bitsandbytes import BlocksMatrix, Int8Matrix
+from penstock.models.weights.sources import WHOLE, Cut
 
 _MAX_CODE = 127
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.formats.compressed_tensors import Floats, Integers, Matrix, Packed, Scales
 from penstock.gpu_worker.formats.fp8 import fp8_weight, input_rounding
 from penstock.gpu_worker.formats.packing import equal_or_all, order_of_groups, packed, unpacked
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.files.source import LoadError
+from penstock.models.formats.compressed_tensors import Floats, Integers, Matrix, Packed, Scales
 
 
 def decode_packed(format: Packed, parts: Mapping[str, Tensor]) -> QuantizedWeight:

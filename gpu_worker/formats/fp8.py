@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.format import Inputs
-from penstock.core.checkpoint.formats.fp8 import FP8Matrix
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight
+from penstock.models.formats.format import Inputs
+from penstock.models.formats.fp8 import FP8Matrix
 
 _VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 """The value of each byte; two bytes are NaN."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.gguf import GGUFBlocks
-from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.formats.gguf import GGUFBlocks
+from penstock.models.gguf.block_types import BLOCK_TYPES
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.gptq import GPTQMatrix
 from penstock.gpu_worker.formats.packing import equal_or_all, order_of_groups, unpacked
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.formats.gptq import GPTQMatrix
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a one in each code of a word
 

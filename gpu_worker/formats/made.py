@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.made import Recipe
 from penstock.gpu_worker.formats.fp8 import fp8_weight
 from penstock.gpu_worker.formats.group_rounding import INT4_BITS, Correlation, rounded_in_groups
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight
+from penstock.models.formats.made import Recipe
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INT8_ZERO = 128

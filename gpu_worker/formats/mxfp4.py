@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.mxfp4 import BLOCK, MXFP4Matrix
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.formats.mxfp4 import BLOCK, MXFP4Matrix
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = torch.tensor((*_MAGNITUDES, *(-its for its in _MAGNITUDES)))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import LoadError
+from penstock.models.files.source import LoadError
 
 _WORD = 32
 

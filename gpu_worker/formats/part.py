@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix
-from penstock.core.checkpoint.formats.format import MatrixFormat, Part
-from penstock.core.checkpoint.weights.sources import Cut, Ranges
 from penstock.gpu_worker.formats import bitsandbytes
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.files.source import LoadError
+from penstock.models.formats.bitsandbytes import BlocksMatrix
+from penstock.models.formats.format import MatrixFormat, Part
+from penstock.models.weights.sources import Cut, Ranges
 
 ReadPart = Callable[[str, tuple[Ranges | None, ...]], Tensor]
 """Reads some ranges of each axis of a stored tensor, by its role; no ranges: all of it."""

@@ -5,16 +5,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.awq import AWQMatrix
-from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix, Int8Matrix
-from penstock.core.checkpoint.formats.compressed_tensors import Floats, Integers, Packed
-from penstock.core.checkpoint.formats.format import MatrixFormat
-from penstock.core.checkpoint.formats.fp8 import FP8Matrix
-from penstock.core.checkpoint.formats.gguf import GGUFBlocks
-from penstock.core.checkpoint.formats.gptq import GPTQMatrix
-from penstock.core.checkpoint.formats.mxfp4 import MXFP4Matrix
 from penstock.gpu_worker.formats import awq, bitsandbytes, compressed_tensors, fp8, gguf_blocks, gptq, mxfp4
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.formats.awq import AWQMatrix
+from penstock.models.formats.bitsandbytes import BlocksMatrix, Int8Matrix
+from penstock.models.formats.compressed_tensors import Floats, Integers, Packed
+from penstock.models.formats.format import MatrixFormat
+from penstock.models.formats.fp8 import FP8Matrix
+from penstock.models.formats.gguf import GGUFBlocks
+from penstock.models.formats.gptq import GPTQMatrix
+from penstock.models.formats.mxfp4 import MXFP4Matrix
 
 
 class Decode(Protocol):

@@ -1,11 +1,11 @@
 """Grammars on stages of a pipeline that draw no tokens (all but the last one): they only note which rows have one."""
 
-from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.grammars.row import GrammarRow
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import GrammarPrepared, NewRow, PrepareGrammar
+from penstock.models.files.source import Checkpoint
 
 
 class StoreElsewhere(GrammarStore):

@@ -24,12 +24,12 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device, Download, IntArray
 from penstock.gpu_worker.grammars.row import DrawnTokens, GrammarRow, Words
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import NewRow, RowError, StepPlan
 from penstock.kernels.sampling.token_masks import mask_tokens
+from penstock.models.files.source import Checkpoint
 
 log = structlog.get_logger()
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.ipc import faults
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
+from penstock.models.files.source import Checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 
 log = structlog.get_logger()
 

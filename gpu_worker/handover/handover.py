@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import zmq
 
-from penstock.core.config import Config, ConfigError, channel_keys
-from penstock.core.config.ranks import Rank
+from penstock.config import Config, ConfigError, channel_keys
+from penstock.config.ranks import Rank
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.handover.offers import Offers, Progress
 from penstock.gpu_worker.handover.pages import described, kv_layers_done

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, kv_name
 from penstock.ipc.messages import WorkerHello
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
 
 Columns = npt.NDArray[np.int32]
 """int32[pages, 3]: page group, index in the page table of that group, page in the pool."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
@@ -30,6 +29,7 @@ from penstock.kernels.attention.qk_norm_rope_write import query_growth
 from penstock.kernels.experts.held_experts import HeldExperts
 from penstock.kernels.norms import NormWeights, add_norm, norm
 from penstock.kernels.scan.rows import StateRows
+from penstock.models.description.decoder import Attention, Decoder
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.description.decoder import LatentAttention
 from penstock.gpu_worker.devices.device import IntArray
 from penstock.gpu_worker.models.attention import Rotation
 from penstock.gpu_worker.models.model import ForwardInputs
@@ -23,6 +22,7 @@ from penstock.kernels.latents.attention import (
 )
 from penstock.kernels.latents.write import latent_write, latent_write_cpu
 from penstock.kernels.norms import NormWeights
+from penstock.models.description.decoder import LatentAttention
 
 _EXPANDED = 1 << 26  # limit for expanded keys and values at once, in numbers; it decides how many heads go together
 _CONTEXTS = 1 << 17  # limit for positions that are gathered at once, unless a single row has more

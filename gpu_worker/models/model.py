@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.experts.held_experts import HeldExperts
 from penstock.kernels.native.program.program import ProgramStep
+from penstock.models.description.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, positions_seen
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, LayerCounter, WholeStep
@@ -22,6 +21,7 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.program.program import GroupPages, Program, RotaryTable
+from penstock.models.description.decoder import Attention, Decoder, DenseMLP, positions_seen
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower

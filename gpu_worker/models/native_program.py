@@ -6,15 +6,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import (
-    Attention,
-    Decoder,
-    DenseMLP,
-    Experts,
-    LatentAttention,
-    Layer,
-    SideBySide,
-)
 from penstock.gpu_worker.models import native_recurrent
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
@@ -41,6 +32,15 @@ from penstock.kernels.native.program.program import Program
 from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.native.recurrent import Part, open_gates
 from penstock.kernels.norms import NormWeights
+from penstock.models.description.decoder import (
+    Attention,
+    Decoder,
+    DenseMLP,
+    Experts,
+    LatentAttention,
+    Layer,
+    SideBySide,
+)
 
 
 def lacking(decoder: Decoder) -> str | None:

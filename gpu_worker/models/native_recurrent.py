@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from functools import cached_property
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
 from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.native.program.builder import ProgramBuilder
@@ -18,6 +16,8 @@ from penstock.kernels.native.recurrent import (
     scan_gated_delta,
     scan_mamba2,
 )
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 
 Project = Callable[[Linear, int, int], Linear]
 """(weights, x, to): writes to = weights x; returns the weights to keep."""

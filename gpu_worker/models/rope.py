@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import Rotation
+from penstock.models.parsing.rope import RopeConfig
 
 
 def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
-from penstock.core.checkpoint.description.model_config import KVShape
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import is_out_of_memory
 from penstock.gpu_worker.models.attention import Attention, begin_attention
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, GroupInputs, Model, WholeStep
 from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, page_groups
+from penstock.models.description.model_config import KVShape
+from penstock.models.files.source import LoadError
+from penstock.models.parsing.by_transformers import TransformersConfig
 
 _NAME = "penstock"
 _TRIAL = (5, 7)  # tokens in two chunks, which must give the same result as one chunk

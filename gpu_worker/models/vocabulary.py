@@ -5,13 +5,13 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.description.decoder import Decoder, Range
-from penstock.core.checkpoint.shards.ranges import logit_width
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.activation import Activation
 from penstock.kernels.native.library import Library, PackedLinear
+from penstock.models.description.decoder import Decoder, Range
+from penstock.models.shards.ranges import logit_width
 
 
 class VocabularyPart(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.core.config.ranks import Place
+from penstock.config.ranks import Place
 
 
 class Alone:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from penstock.core.config import ConfigError
-from penstock.core.config.ranks import Place
+from penstock.config import ConfigError
+from penstock.config.ranks import Place
 
 log = structlog.get_logger()
 

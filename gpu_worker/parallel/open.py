@@ -2,8 +2,8 @@
 
 import torch
 
-from penstock.core.config import Config
-from penstock.core.config.ranks import Place
+from penstock.config import Config
+from penstock.config.ranks import Place
 from penstock.gpu_worker.parallel.alone import Alone
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.native.library import Library

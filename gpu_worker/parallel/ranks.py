@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.core.config.ranks import Place
+from penstock.config.ranks import Place
 
 
 class Ranks(Protocol):

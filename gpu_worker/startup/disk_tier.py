@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.gpu_worker.disk.identity import Identity
 from penstock.gpu_worker.disk.mover import DiskMover, HostPages
 from penstock.gpu_worker.disk.store import open_store

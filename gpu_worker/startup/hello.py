@@ -3,16 +3,16 @@
 import os
 from typing import Any
 
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.shards.experts import placement_digest
-from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
+from penstock.config import Config
+from penstock.config.ranks import Rank
 from penstock.gpu_worker.startup.identity import arithmetic
 from penstock.gpu_worker.startup.loaded import Loaded
 from penstock.gpu_worker.startup.pool import EMBEDDING_BYTES, PoolPlan
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import kv_name, page_bytes, window_groups
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
+from penstock.models.files.source import fingerprint
+from penstock.models.shards.experts import placement_digest
 
 
 def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pages: HostPages | None) -> WorkerHello:

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.files.weights_digest import weights_digest
-from penstock.core.checkpoint.quantization import recipes_of
 from penstock.gpu_worker.devices.cpu import num_cores
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.stored import BytesRead
 from penstock.gpu_worker.models.model import Model
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.families.registry import expected_tensors
+from penstock.models.files.source import Checkpoint
+from penstock.models.files.weights_digest import weights_digest
+from penstock.models.quantization import recipes_of
 
 _NUM_THREADS = 4
 """Threads for the digest: this many keep up with a fast disk."""

@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 import torch
 
-from penstock.core.checkpoint.described import model_config_of
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.shards.rank_part import rank_part
-from penstock.core.checkpoint.state_limits import check_states
-from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
-from penstock.core.config.speculative import SpeculativeConfig, speculative_config
+from penstock.config import Config
+from penstock.config.ranks import Rank
+from penstock.config.speculative import SpeculativeConfig, speculative_config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import choose_dtype, open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
@@ -32,6 +25,13 @@ from penstock.gpu_worker.startup.step_limits import with_limits
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
+from penstock.models.described import model_config_of
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.files.source import Checkpoint
+from penstock.models.finding.registry import open_model
+from penstock.models.kv_formats import kv_format_of
+from penstock.models.shards.rank_part import rank_part
+from penstock.models.state_limits import check_states
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower

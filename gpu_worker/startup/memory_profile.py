@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.config import Config
-from penstock.core.config.speculative import speculative_config
+from penstock.config import Config
+from penstock.config.speculative import speculative_config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.target import Computed
 from penstock.gpu_worker.models.latent_attention import scratch_numbers
@@ -23,6 +21,8 @@ from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
 from penstock.gpu_worker.steps.mixed_graphs import MOST_GRAPH_TOKENS
 from penstock.kernels.sampling.sampling import SamplingNeeds, sample
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
 
 
 class Budget(NamedTuple):

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.core.checkpoint.state_limits import num_snapshots
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.startup.disk_tier import staging_bytes
@@ -16,6 +15,7 @@ from penstock.gpu_worker.state.host_pages import HostPages, NoHostMemoryError
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_name, page_bytes, page_groups, plan_pool
 from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
+from penstock.models.state_limits import num_snapshots
 
 log = structlog.get_logger()
 

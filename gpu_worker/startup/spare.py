@@ -23,7 +23,7 @@ from contextlib import suppress
 
 from setproctitle import setproctitle
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.ipc import process
 from penstock.ipc.parent import Parent, Word
 

@@ -12,8 +12,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.config import Config, channel_keys
-from penstock.core.config.ranks import ONLY_RANK, Rank
+from penstock.config import Config, channel_keys
+from penstock.config.ranks import ONLY_RANK, Rank
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for

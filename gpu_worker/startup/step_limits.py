@@ -5,12 +5,12 @@ from math import inf
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.config import Config
-from penstock.core.config.step_limits import USUAL_LEN, StepLimits
+from penstock.config import Config
+from penstock.config.step_limits import USUAL_LEN, StepLimits
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.state.kv_pool import KVType, page_bytes, page_groups
+from penstock.models.description.model_config import ModelConfig
 
 
 def with_limits(config: Config, part: ModelConfig, kv: KVType, device: Device, ranks: Ranks) -> Config:

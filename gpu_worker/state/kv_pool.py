@@ -7,12 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder
-from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
-from penstock.core.checkpoint.page_limits import longest_sequence
-from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.state_limits import num_empty_pages
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
@@ -20,6 +15,11 @@ from penstock.gpu_worker.state.state_slots import StateSlots
 from penstock.ipc.messages import WindowGroup
 from penstock.kernels.attention.copy_pages import copy_pages
 from penstock.kernels.attention.kv_quantization import KVFormat, PageLayout
+from penstock.models.description.decoder import Attention, Decoder
+from penstock.models.description.model_config import KVShape, ModelConfig
+from penstock.models.page_limits import longest_sequence
+from penstock.models.shards.shard import shard_of
+from penstock.models.state_limits import num_empty_pages
 
 KVType = torch.dtype | KVFormat
 """What keys and values are stored as."""

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.description.recurrent import StateShape, StateTensor
 from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import StepPlan
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.description.recurrent import StateShape, StateTensor
 
 States = Mapping[int, tuple[Tensor, ...]]
 """[rows, ...] for each layer with a state, with its tensors in the order of its `StateShape`."""

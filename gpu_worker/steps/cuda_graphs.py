@@ -20,13 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import SamplingRows, gather_inputs
+from penstock.models.description.decoder import Decoder
 
 MAX_GRAPH_ROWS = 512
 """Larger decode batches are bound by the device even when launched kernel by kernel."""

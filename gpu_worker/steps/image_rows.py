@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.core.checkpoint.vision.grid import GridVision
-from penstock.core.checkpoint.vision.tower import VisionTower
 from penstock.gpu_worker.devices.device import Device, Int32Array
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.models.model import ImageInputs, WholeImage
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.ipc.messages import NewRow, RowImage, StepPlan
+from penstock.models.vision.grid import GridVision
+from penstock.models.vision.tower import VisionTower
 
 _Places = npt.NDArray[np.int64]
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import SamplingRows, gather_inputs
+from penstock.models.description.decoder import Decoder
 
 _NUM_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 MOST_GRAPH_TOKENS = _NUM_TOKENS[-1]

@@ -9,9 +9,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
@@ -36,6 +33,9 @@ from penstock.gpu_worker.steps.mixed_graphs import MixedGraphs, can_mix, mixed_s
 from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling.sampling import sample
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.files.source import Checkpoint
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.images.store import EmbeddingStore

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.kernels.attention.move_positions import move_positions
 from penstock.kernels.attention.paged_attention_cpu import NO_PATH
+from penstock.models.description.decoder import Attention, Decoder
+from penstock.models.description.model_config import ModelConfig
 
 
 class DraftTree(NamedTuple):

@@ -10,17 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.files.folder import HuggingFaceFolder
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.checkpoint.formats.made import GROUP_SIZES, HEAD, MADE_FORMATS, Recipe
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.argument_types import positive
-from penstock.core.config.groups.model import ModelOptions
-from penstock.core.config.parser import Parser
+from penstock.config import Config, ConfigError
+from penstock.config.argument_types import positive
+from penstock.config.groups.model import ModelOptions
+from penstock.config.parser import Parser
 from penstock.ipc.logs import setup_logging
 from penstock.ipc.process import EXIT_CONFIG
+from penstock.models.check import check_checkpoint
+from penstock.models.files.folder import HuggingFaceFolder
+from penstock.models.finding.located import located
+from penstock.models.finding.registry import open_model
+from penstock.models.formats.made import GROUP_SIZES, HEAD, MADE_FORMATS, Recipe
 
 _INTERRUPTED = 130
 _USUAL_TOKENS = 16_384

@@ -10,13 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.described import model_config_of
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.weights.sources import LinearSource
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.formats.group_rounding import Correlation
 from penstock.gpu_worker.models.decoder import DecoderModel
@@ -28,6 +22,12 @@ from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.activation import Activation
 from penstock.kernels.native.library import PackedLinear
+from penstock.models.check import model_tensors
+from penstock.models.described import model_config_of
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import expected_tensors
+from penstock.models.files.source import Checkpoint
+from penstock.models.weights.sources import LinearSource
 
 _BLOCK = 256
 """Inputs in a block whose correlations are kept. For 1e4 inputs, all correlations would take 400 MB a matrix."""

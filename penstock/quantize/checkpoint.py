@@ -14,22 +14,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.described import model_config_of
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.files.folder import HuggingFaceFolder
-from penstock.core.checkpoint.files.source import StoredTensor
-from penstock.core.checkpoint.formats.compressed_tensors import Matrix
-from penstock.core.checkpoint.formats.made import LEAST_WEIGHTS, Recipe
-from penstock.core.checkpoint.quantization import products_of
-from penstock.core.checkpoint.weights.decoder import Product
-from penstock.core.config.options import ConfigError
-from penstock.core.config.sizes import size
+from penstock.config.options import ConfigError
+from penstock.config.sizes import size
 from penstock.gpu_worker.formats.compressed_tensors import encode
 from penstock.gpu_worker.formats.group_rounding import Correlation
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.stored import as_tensor
+from penstock.models.check import model_tensors
+from penstock.models.described import model_config_of
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
+from penstock.models.files.folder import HuggingFaceFolder
+from penstock.models.files.source import StoredTensor
+from penstock.models.formats.compressed_tensors import Matrix
+from penstock.models.formats.made import LEAST_WEIGHTS, Recipe
+from penstock.models.quantization import products_of
+from penstock.models.weights.decoder import Product
 from penstock.quantize.safetensors_files import Entry, Job, write
 from penstock.quantize.scheme import quantization_config
 

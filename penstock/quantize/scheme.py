@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.core.checkpoint.formats.made import MadeFormat, Recipe
+from penstock.models.formats.made import MadeFormat, Recipe
 
 _LAYOUTS: dict[MadeFormat, str] = {
     "int8": "int-quantized",

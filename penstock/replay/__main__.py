@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.parser import Parser
+from penstock.config import Config, ConfigError
+from penstock.config.parser import Parser
 from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.ipc.messages import WorkerHello
 from penstock.ipc.process import EXIT_CONFIG
+from penstock.models.check import check_checkpoint
+from penstock.models.finding.located import located
+from penstock.models.finding.registry import open_model
 from penstock.replay.options import GROUPS, check_plans, replay_config
 from penstock.replay.outcome import Outcome, StepOutcome
 
@@ -85,7 +85,7 @@ def _checked(config: Config) -> Config:
         with_tokenizer=False,
     )
     if config.worker.speculative_config:
-        from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+        from penstock.models.drafts.check import check_drafter  # few need it
 
         check_drafter(config, with_weights=has_weights, with_tokenizer=False)
     return config

@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.flags import config_from, flags
+from penstock.config import Config, ConfigError
+from penstock.config.flags import config_from, flags
 from penstock.core.recording.reader import Run
 
 GROUPS = ("model", "scheduler", "worker", "log")

@@ -20,9 +20,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.checkpoint.families.clockwork import ClockworkConfig
-from penstock.core.checkpoint.files.source import Checkpoint
 from penstock.gpu_worker.models.clockwork import ClockworkModel
+from penstock.models.families.clockwork import ClockworkConfig
+from penstock.models.files.source import Checkpoint
 
 _BLANKS = " \n\t"
 _CLOSING = '"}]'

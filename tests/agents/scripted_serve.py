@@ -4,7 +4,7 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-from penstock.core.cli import __main__ as cli
+from penstock.cli import __main__ as cli
 from penstock.core.launch import launchers
 from penstock.core.launch.child import Child
 

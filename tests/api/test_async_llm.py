@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock import ApiError, AsyncLLM, ConfigError, RequestOutputKind, SamplingParams, engine_thread
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.in_process import InProcessEngine
 from tests.api.conftest import SMALL, Checkpoint
 

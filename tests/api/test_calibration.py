@@ -10,15 +10,15 @@ import msgspec
 import pytest
 import torch
 
-from penstock.calibration import probes, this_machine
-from penstock.calibration.probes import CACHED, STREAMED, TINY, Probes, Shape
-from penstock.calibration.rates import device_rates
-from penstock.calibration.this_machine import known_gpu, this_cpu
-from penstock.calibration.timed_engine import TimedStep
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.planning.machines import Machine, load_machines
-from penstock.core.planning.step_costs import PARTS, StepCosts
+from penstock.lab.calibration import probes, this_machine
+from penstock.lab.calibration.probes import CACHED, STREAMED, TINY, Probes, Shape
+from penstock.lab.calibration.rates import device_rates
+from penstock.lab.calibration.this_machine import known_gpu, this_cpu
+from penstock.lab.calibration.timed_engine import TimedStep
+from penstock.lab.planning.machines import Machine, load_machines
+from penstock.lab.planning.step_costs import PARTS, StepCosts
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
 
 
 @pytest.mark.parametrize(

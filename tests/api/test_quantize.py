@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.core.checkpoint.files.folder import HuggingFaceFolder
-from penstock.core.checkpoint.finding.registry import model_path
-from penstock.core.checkpoint.formats.made import HEAD, MADE_FORMATS, MadeFormat, Recipe
-from penstock.core.cli.plan import read_decoder
-from penstock.core.config import Config
-from penstock.core.planning.costs import Costs
+from penstock.config import Config
 from penstock.gpu_worker.formats.made import made
 from penstock.kernels.quantized.weight import dequantized
+from penstock.lab.commands.plan import read_decoder
+from penstock.lab.planning.costs import Costs
+from penstock.models.files.folder import HuggingFaceFolder
+from penstock.models.finding.registry import model_path
+from penstock.models.formats.made import HEAD, MADE_FORMATS, MadeFormat, Recipe
 from penstock.quantize.__main__ import main
 from penstock.quantize.checkpoint import QuantizedCheckpoint, Wanted
 from penstock.quantize.safetensors_files import Entry, Job, write

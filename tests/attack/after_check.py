@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.registry import open_checkpoint
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.registry import open_checkpoint
 
 START_SECONDS = 200
 MAX_GROWTH = 64 << 20
@@ -169,7 +169,7 @@ def victim(folder: Path, *flags: str) -> Iterator[Victim]:
         command = [
             sys.executable,
             "-m",
-            "penstock.core.cli",
+            "penstock.cli",
             "serve",
             str(folder),
             "--port",

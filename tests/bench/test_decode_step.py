@@ -7,8 +7,8 @@ import pytest
 
 from bench.engine.decode_step import measure, whole_steps
 from bench.local_engine import LocalEngine, Run, StepTimes
-from penstock.core.checkpoint.description.model_config import ModelConfig
 from penstock.ipc.messages import StepPlan
+from penstock.models.description.model_config import ModelConfig
 
 SIZES = ((1, 8), (2, 9), (3, 10), (4, 7), (4, 4), (4, 4), (4, 4), (4, 4), (3, 3), (2, 2), (1, 1))
 """Rows and tokens: prompts are computed one after the other, so the sequences end one after the other, too."""

@@ -14,10 +14,10 @@ from penstock.bench.quality.__main__ import main, measured, split
 from penstock.bench.quality.engine import ScoringEngine
 from penstock.bench.quality.measure import Reference, measure
 from penstock.bench.quality.texts import Text, conversations, tokenizer_of, windows
-from penstock.core.checkpoint.finding.registry import model_path, open_checkpoint
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.demo.facts import load_facts
 from penstock.demo.phrasings import normalized
+from penstock.models.finding.registry import model_path, open_checkpoint
 
 DEMO = model_path(Config())
 

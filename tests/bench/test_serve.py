@@ -14,7 +14,7 @@ from penstock.bench.load.job import Outcome
 from penstock.bench.load.report import percentile, summarize
 from penstock.bench.load.serve import main
 from penstock.bench.load.workload import draw
-from penstock.core.config.argument_types import length_range
+from penstock.config.argument_types import length_range
 from tests.bench.fake_openai import Behaviour, fake_openai
 
 

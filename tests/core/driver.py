@@ -9,7 +9,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.handover.handovers import Peers
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.orders import take_orders

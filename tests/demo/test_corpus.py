@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from penstock.core.config.flags import flags
-from penstock.core.config.step_limits import StepLimits
+from penstock.config.flags import flags
+from penstock.config.step_limits import StepLimits
 from penstock.demo.arithmetic import small_sums
 from penstock.demo.corpus import conversations, held_out_keys
 from penstock.demo.facts import load_facts

@@ -29,7 +29,7 @@ class Server:
     """`penstock serve` with these options, on this port."""
 
     def __init__(self, port: int, *options: str, log: Path) -> None:
-        command = [sys.executable, "-m", "penstock.core.cli.__main__", "serve", "--port", str(port), *COMMON, *options]
+        command = [sys.executable, "-m", "penstock.cli.__main__", "serve", "--port", str(port), *COMMON, *options]
         self._log = log.open("w")
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         self._port = port

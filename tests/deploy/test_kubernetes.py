@@ -13,9 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from penstock.core.config import FrontendOptions
-from penstock.core.config.api_keys import KEY_VARIABLE
-from penstock.core.config.flags import flags
+from penstock.config import FrontendOptions
+from penstock.config.api_keys import KEY_VARIABLE
+from penstock.config.flags import flags
 from penstock.core.launch.engine import END_GRACE
 from penstock.frontend.http.routes import ROUTES
 from tests.deploy.kustomize import Object, build

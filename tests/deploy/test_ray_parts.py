@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-llm[ray]'")
 
-from penstock.core.cli.__main__ import main
-from penstock.core.config import Config, ConfigError, SchedulerOptions
-from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.cli.__main__ import main
+from penstock.config import Config, ConfigError, SchedulerOptions
+from penstock.config.groups.parallel import ParallelOptions
 from penstock.core.launch.launchers import addressed
 from penstock.deploy.ray.autoscaling import ROWS, RUNNING, WAITING_TOKENS, WaitingTokens
 from penstock.deploy.ray.engine import EngineCard

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.report import figures_rows
-from penstock.core.checkpoint.families.registry import ARCHITECTURES
-from penstock.core.checkpoint.parsing.rope import ROPE_KINDS
-from penstock.core.config.flags import flags
+from penstock.config.flags import flags
 from penstock.core.launch import child
 from penstock.frontend.api.service import KEEP_ALIVE_SECONDS, READY_WAIT_SECONDS
 from penstock.frontend.engine.book import RESUME_WAIT_SECONDS
@@ -21,6 +19,8 @@ from penstock.frontend.http.routes import ROUTES
 from penstock.frontend.http.server import KEEPALIVE_SECONDS
 from penstock.frontend.validation.completion import DEFAULT_COMPLETION_TOKENS
 from penstock.ipc.version import DISTRIBUTION
+from penstock.models.families.registry import ARCHITECTURES
+from penstock.models.parsing.rope import ROPE_KINDS
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names
 

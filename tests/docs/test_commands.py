@@ -47,7 +47,7 @@ class Workplace:
                 (folder / path.name).symlink_to(path)
         tools = folder / ".venv" / "bin"
         tools.mkdir(parents=True)
-        self._script(tools / "penstock", f'exec {sys.executable} -m penstock.core.cli "$@"')
+        self._script(tools / "penstock", f'exec {sys.executable} -m penstock.cli "$@"')
         self._script(tools / "python", f'exec {sys.executable} "$@"')
         curl = shutil.which("curl")
         assert curl is not None, "the pages tell people to use curl"
@@ -228,7 +228,7 @@ def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
 
 
 _ACCEPTED = """import sys
-from penstock.core.cli.__main__ import main
+from penstock.cli.__main__ import main
 from penstock.core.launch import supervisor
 supervisor.serve = lambda config: 0
 code = main()

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from setuptools import find_packages
 
-from penstock.core.config.api_keys import KEY_VARIABLE
-from penstock.core.config.flags import flags
+from penstock.config.api_keys import KEY_VARIABLE
+from penstock.config.flags import flags
 from tests.docs.fences import ROOT
 from tests.docs.metric_names import metric_names
 

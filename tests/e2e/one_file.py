@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.core.checkpoint.files.source import Checkpoint, StoredTensor
+from penstock.models.files.source import Checkpoint, StoredTensor
 
 _SUFFIX = ".onefile"
 

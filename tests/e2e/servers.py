@@ -120,7 +120,7 @@ async def start(*arguments: str | Path, **environment: str) -> asyncio.subproces
     """Start `penstock serve` without waiting for anything."""
     # One thread: OpenMP barriers between threads cost more than these models, the more so beside other tests.
     flags = ("--port", "0", "--num-threads", "1")
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), *flags]
+    command = [sys.executable, "-m", "penstock.cli", "serve", *map(str, arguments), *flags]
     # Where no worker is to die, a spare one would only take time from other tests.
     settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false"}
     settings["PENSTOCK_QUEUE_PATIENCE"] = "0"  # a busy machine refuses nobody

@@ -6,9 +6,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.files.source import eos_token_ids, fingerprint
-from penstock.core.checkpoint.finding.registry import FORMS, open_checkpoint
+from penstock.models.check import check_checkpoint
+from penstock.models.files.source import eos_token_ids, fingerprint
+from penstock.models.finding.registry import FORMS, open_checkpoint
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.one_file import OneFile, write_one_file
 from tests.e2e.servers import serving
@@ -16,7 +16,7 @@ from tests.e2e.servers import serving
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 # Every Python process of the server starts with this, helpers as well: they all open the checkpoint by its path.
 REGISTERS_THE_FORM = """
-from penstock.core.checkpoint.finding.registry import FORMS
+from penstock.models.finding.registry import FORMS
 from tests.e2e.one_file import OneFile
 FORMS.append(OneFile.at)
 """
@@ -30,7 +30,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def one_file(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("penstock.core.checkpoint.finding.registry.FORMS", [*FORMS, OneFile.at])
+    monkeypatch.setattr("penstock.models.finding.registry.FORMS", [*FORMS, OneFile.at])
     return write_one_file(open_checkpoint(checkpoint.folder), tmp_path)
 
 

@@ -35,7 +35,7 @@ async def texts(
 async def refusal(*arguments: str) -> tuple[int | None, str]:
     """Run `penstock ARGUMENTS` to its end: exit code and all that it said."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.core.cli", *arguments, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock.cli", *arguments, stderr=asyncio.subprocess.PIPE
     )
     _, said = await asyncio.wait_for(process.communicate(), 90)
     return process.returncode, said.decode()
@@ -138,7 +138,7 @@ async def test_a_folder_that_cannot_be_served_is_refused(tmp_path: Path, what: s
 
 async def test_version() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.core.cli", "version", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock.cli", "version", stdout=asyncio.subprocess.PIPE
     )
     said, _ = await process.communicate()
     assert process.returncode == 0

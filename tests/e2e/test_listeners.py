@@ -6,8 +6,8 @@ from pathlib import Path
 
 import aiohttp
 
-from penstock.core.config.api_keys import digest
-from penstock.core.config.listening import bind
+from penstock.config.api_keys import digest
+from penstock.config.listening import bind
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import serving
 from tests.frontend.http.certificates import make_pair, needs_openssl

@@ -193,7 +193,7 @@ def test_plans_need_a_run_from_its_beginning(tmp_path: Path, replay: Replay) -> 
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("a text")
     for file in ("none", "notes"):
-        command = [sys.executable, "-m", "penstock.core.cli", "replay", str(tmp_path / file)]
+        command = [sys.executable, "-m", "penstock.cli", "replay", str(tmp_path / file)]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert refused.returncode == 2
         assert refused.stderr.startswith("penstock replay: ")

@@ -53,7 +53,7 @@ class Terminal:
 
 
 def on_terminal(*arguments: str) -> Terminal:
-    command = [sys.executable, "-m", "penstock.core.cli", *arguments]
+    command = [sys.executable, "-m", "penstock.cli", *arguments]
     environment = os.environ | {"TERM": "dumb", "COLUMNS": "200", "PENSTOCK_SPARE_WORKER": "false"}
     pid, descriptor = pty.fork()
     if pid == 0:
@@ -153,7 +153,7 @@ async def test_a_terminal_shows_a_sentence_and_no_log_line(
 
 async def refused(folder: Path, *arguments: str) -> tuple[int | None, list[str]]:
     """Start a server that should end by itself: its exit code, and what it said from warnings on."""
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", "0", *arguments]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(folder), "--port", "0", *arguments]
     process = await asyncio.create_subprocess_exec(*command, "--log-level", "warning", stderr=asyncio.subprocess.PIPE)
     try:
         _, said = await asyncio.wait_for(process.communicate(), 60)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import psutil
 
-from penstock.core.checkpoint.families.registry import TEST_MODELS_VARIABLE
+from penstock.models.families.registry import TEST_MODELS_VARIABLE
 from tests.e2e.servers import Server, serving, start
 from tests.faults.clockwork import expected_tokens, make_clockwork
 from tests.faults.streams import client, spare_is_there

@@ -89,7 +89,7 @@ async def test_every_process_is_killed_in_the_middle(tmp_path: Path) -> None:
 
 async def run_batch(source: Path, target: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.core.cli", "run-batch", "-i", source, "-o", target, "--num-threads", "1",
+        sys.executable, "-m", "penstock.cli", "run-batch", "-i", source, "-o", target, "--num-threads", "1",
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 

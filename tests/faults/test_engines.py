@@ -65,7 +65,7 @@ async def disturbed(server: Server, http: aiohttp.ClientSession, act: Act, num_e
 
 async def drain(server: Server, *arguments: str) -> None:
     """`penstock drain`."""
-    command = [sys.executable, "-m", "penstock.core.cli", "drain", "--url", server.url, "--seconds", "30"]
+    command = [sys.executable, "-m", "penstock.cli", "drain", "--url", server.url, "--seconds", "30"]
     process = await asyncio.create_subprocess_exec(*command, *arguments)
     assert await process.wait() == 0
 

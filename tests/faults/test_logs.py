@@ -32,7 +32,7 @@ async def serving_into(stderr: int, folder: Path, *flags: str, is_session: bool 
     command = [
         sys.executable,
         "-m",
-        "penstock.core.cli",
+        "penstock.cli",
         "serve",
         str(folder),
         "--port",

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
-from penstock.core.config.listening import addresses, bind
+from penstock.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
+from penstock.config.listening import addresses, bind
 from penstock.frontend.http.server import Server
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest

@@ -20,8 +20,8 @@ from typing import Any
 
 import uvloop
 
-from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions
-from penstock.core.config.listening import bind
+from penstock.config import Config, FrontendOptions, IpcOptions, ModelOptions
+from penstock.config.listening import bind
 from tests.frontend.checkpoint_folder import VOCAB_SIZE
 from tests.frontend.fake_scheduler import FakeScheduler, Script
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.in_process import InProcessEngine
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.options import config_of

@@ -19,11 +19,11 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from penstock.core.checkpoint.description.decoder import DenseMLP, Experts, Router
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.linear import PlainExperts, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.models.description.decoder import DenseMLP, Experts, Router
 
 E, H, I = 16, 32, 24  # noqa: E741
 STEP = cast(ForwardInputs, None)  # plain weights do not look at it

@@ -13,11 +13,9 @@ import psutil
 import zmq
 from prometheus_client import CollectorRegistry
 
-from penstock.core.checkpoint.files.source import fingerprint
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config import Config
-from penstock.core.config.addresses import with_addresses
-from penstock.core.config.flags import config_from
+from penstock.config import Config
+from penstock.config.addresses import with_addresses
+from penstock.config.flags import config_from
 from penstock.core.launch.supervisor import Supervisor
 from penstock.frontend.engine.book import Bill, RequestBook
 from penstock.frontend.engine.connection import EngineAddress, over_sockets
@@ -26,6 +24,8 @@ from penstock.frontend.engine.router.router import EngineRouter
 from penstock.frontend.errors import ApiError
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import AddRequest, EngineStats, HandoverStats, SamplingParams, SequenceDelta, SetRole
+from penstock.models.files.source import fingerprint
+from penstock.models.finding.registry import open_model
 
 START_SECONDS = 200.0
 _names = count()

@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from penstock.core.config import ConfigError
-from penstock.core.config.engines import of_engine
-from penstock.core.config.flags import config_from
+from penstock.config import ConfigError
+from penstock.config.engines import of_engine
+from penstock.config.flags import config_from
 from tests.e2e.checkpoints import greedy, make_checkpoint
 from tests.e2e.servers import serving
 
@@ -49,7 +49,7 @@ async def test_a_server_with_roles(tmp_path: Path) -> None:
                 break
             await asyncio.sleep(0.1)
         for engine, role in (("1", "both"), ("0", "decode"), ("1", "prefill")):
-            command = [sys.executable, "-m", "penstock.core.cli", "role", engine, role, "--url", server.url]
+            command = [sys.executable, "-m", "penstock.cli", "role", engine, role, "--url", server.url]
             told_by = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             assert (await told_by.communicate())[0].decode() == f"engine {engine}: {role}\n"
         async with asyncio.timeout(60):

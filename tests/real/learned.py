@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config import FrontendOptions
+from penstock.config import FrontendOptions
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.template_facts import TemplateFacts, facts_of

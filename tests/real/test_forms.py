@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.json_check import mismatch
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary
 from tests.e2e.servers import Server
 from tests.faults.soak import sized
 from tests.faults.streams import client

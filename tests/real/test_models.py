@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.text.template_facts import facts_of
 from penstock.frontend.text.tokenizer import load_tokenizer
+from penstock.models.finding.registry import open_checkpoint
 from tests.real.conversations import CONVERSATIONS
 from tests.real.fetched import gemma3, minilm, only_real, smollm2, the_file
 

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import page_groups
 from penstock.ipc.messages import SamplingParams
+from penstock.models.finding.registry import open_checkpoint
 from tests.e2e.servers import Server, serving
 from tests.faults.streams import Told, client, spare_is_there, told
 from tests.gpu_worker.checkpoints import greedy_errors

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import ApiError
@@ -29,6 +27,8 @@ from penstock.frontend.text.template_facts import ANSWER, ARGUMENTS, THOUGHT, TO
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.chat import validate_chat
 from penstock.frontend.validation.common import ValidRequest, validate_common
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import assert_same_at_every_cut
 from tests.real.conversations import CONVERSATIONS, Conversation

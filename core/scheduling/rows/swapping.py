@@ -4,7 +4,7 @@
 its tokens, as `PrefillPace` has learned it. Until both are known, it copies.
 """
 
-from penstock.core.config.options import PreemptionKind
+from penstock.config.options import PreemptionKind
 from penstock.core.kv.tiers import Tiers
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Sequence

@@ -8,7 +8,7 @@ from math import exp
 from time import monotonic
 from typing import NamedTuple
 
-from penstock.core.config.options import SchedulerOptions
+from penstock.config.options import SchedulerOptions
 from penstock.frontend.engine.link import EngineLink, QueueGate
 from penstock.frontend.engine.router.cached_pages import CachedPages, Found
 from penstock.frontend.engine.router.prompt import Prompt

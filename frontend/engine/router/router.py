@@ -6,7 +6,7 @@ from random import Random
 
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config.options import Config, SchedulerOptions
+from penstock.config.options import Config, SchedulerOptions
 from penstock.frontend.engine.book import DeltaSink, LiveRequest
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.engine.router.engine import Engine, Sent

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.model_config import PromptClasses
 from penstock.gpu_worker.devices.device import Device, Graphs, IntArray
 from penstock.gpu_worker.drafting.draft_model.validity import Validity
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits
@@ -27,6 +26,7 @@ from penstock.gpu_worker.drafting.pages import DraftPages
 from penstock.gpu_worker.drafting.target import Int64Array, Passes
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
+from penstock.models.description.model_config import PromptClasses
 
 _CATCH_UP = 256
 """Tokens that a step may compute to catch up: they cost a few times what a decode costs the model itself."""

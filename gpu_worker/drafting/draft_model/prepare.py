@@ -5,11 +5,8 @@ from pathlib import Path
 
 import structlog
 
-from penstock.core.checkpoint.drafts.draft_model import draft_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.config import ConfigError
-from penstock.core.config.speculative import SpeculativeConfig
+from penstock.config import ConfigError
+from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.devices.open import choose_dtype
 from penstock.gpu_worker.drafting.draft_model.drafter import Bounds, DraftModel
 from penstock.gpu_worker.drafting.pages import DraftPages, draft_page_bytes
@@ -18,6 +15,9 @@ from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.state.kv_pool import KVType, kv_name, one_group
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
+from penstock.models.drafts.draft_model import draft_config
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.kv_formats import kv_format_of
 
 log = structlog.get_logger()
 

@@ -15,10 +15,10 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.checkpoint.description.model_config import PromptClasses
 from penstock.gpu_worker.drafting.drafter import Int32Array
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, StepPlan
+from penstock.models.description.model_config import PromptClasses
 
 _NOTHING = b""
 """The name of a page that is not full of valid content."""

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.drafts.medusa import Medusa
-from penstock.core.checkpoint.weights.sources import LinearSource
-from penstock.core.config.token_trees import TokenPath, parents_of
+from penstock.config.token_trees import TokenPath, parents_of
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.gpu_worker.drafting.draws import draw
@@ -23,6 +20,9 @@ from penstock.gpu_worker.models.loading.stored import as_tensor
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
+from penstock.models.check import ModelTensors
+from penstock.models.drafts.medusa import Medusa
+from penstock.models.weights.sources import LinearSource
 
 
 class MedusaHeadWeights(NamedTuple):

@@ -1,12 +1,7 @@
 """Heads that take hidden states: from their checkpoints to drafters."""
 
-from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.drafts.check import find_head
-from penstock.core.checkpoint.drafts.head import DraftHead
-from penstock.core.checkpoint.drafts.medusa import Medusa
-from penstock.core.config.speculative import SpeculativeConfig
-from penstock.core.config.token_trees import token_tree
+from penstock.config.speculative import SpeculativeConfig
+from penstock.config.token_trees import token_tree
 from penstock.gpu_worker.drafting.heads.eagle import NUM_KEPT, HeadDrafter
 from penstock.gpu_worker.drafting.heads.hidden_states import HiddenStates
 from penstock.gpu_worker.drafting.heads.medusa import MedusaDrafter, load_medusa
@@ -15,6 +10,11 @@ from penstock.gpu_worker.drafting.pages import DraftPages, draft_page_bytes
 from penstock.gpu_worker.drafting.target import Prepared, Target
 from penstock.gpu_worker.state.kv_pool import one_group
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.models.check import ModelTensors
+from penstock.models.description.decoder import Decoder
+from penstock.models.drafts.check import find_head
+from penstock.models.drafts.head import DraftHead
+from penstock.models.drafts.medusa import Medusa
 
 
 def prepare(config: SpeculativeConfig, target: Target) -> Prepared:

@@ -5,10 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.drafts.head import TOKEN_OFFSETS, DraftHead, head_sources
-from penstock.core.checkpoint.weights.sources import LinearSource
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.drafting.heads.matrix import Matrix, TokenMap
 from penstock.gpu_worker.drafting.target import Target
 from penstock.gpu_worker.models.decoder import DecoderModel
@@ -19,6 +16,9 @@ from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.kernels.norms import NormWeights
+from penstock.models.check import ModelTensors
+from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead, head_sources
+from penstock.models.weights.sources import LinearSource
 
 
 class HeadWeights(NamedTuple):

@@ -5,7 +5,7 @@ Source: Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emergin
 
 import numpy as np
 
-from penstock.core.config.speculative import SpeculativeConfig
+from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.drafting.drafter import Int32Array, Traits
 from penstock.gpu_worker.drafting.lookup.ngram import NgramDrafter, following, last_ngram_before
 from penstock.gpu_worker.drafting.lookup.recent_outputs import RecentOutputs, namespace_of

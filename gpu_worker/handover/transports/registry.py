@@ -2,7 +2,7 @@
 
 import structlog
 
-from penstock.core.config.groups.parallel import KVTransportName
+from penstock.config.groups.parallel import KVTransportName
 from penstock.gpu_worker.handover.transports.transport import Pool, Transport, TransportError
 
 log = structlog.get_logger()

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Attention
 from penstock.gpu_worker.models.blocks.norms_over_ranks import NormsOverRanks
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
+from penstock.models.description.decoder import Attention
 
 
 class AttentionBlock(NamedTuple):

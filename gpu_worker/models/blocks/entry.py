@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Entry
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.norms import NormWeights, norm
+from penstock.models.description.decoder import Entry
 
 
 class EntryBlock(NamedTuple):

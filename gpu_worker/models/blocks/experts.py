@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Experts, Router
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.linear import ExpertLinear, Linear, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
@@ -15,6 +14,7 @@ from penstock.kernels.experts.experts import group_rows, sum_of_experts
 from penstock.kernels.experts.held_experts import HeldExperts
 from penstock.kernels.experts.routing import Routing, route, router_logits
 from penstock.kernels.norms import NormWeights, norm
+from penstock.models.description.decoder import Experts, Router
 
 
 class ExpertsBlock(NamedTuple):

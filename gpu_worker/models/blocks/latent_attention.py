@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import LatentAttention
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.norms import NormWeights, norm
+from penstock.models.description.decoder import LatentAttention
 
 
 class LatentAttentionBlock(NamedTuple):

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import LayerInputs
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import activation
 from penstock.kernels.norms import NormWeights, norm
+from penstock.models.description.decoder import LayerInputs
 
 
 class LayerInputsBlock(NamedTuple):

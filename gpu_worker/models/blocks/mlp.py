@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import DenseMLP
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import Activation
+from penstock.models.description.decoder import DenseMLP
 
 
 class MLPBlock(NamedTuple):

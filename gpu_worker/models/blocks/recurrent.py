@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import SideBySide
-from penstock.core.checkpoint.description.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
@@ -13,6 +11,8 @@ from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d
 from penstock.kernels.scan.gated_delta import gated_delta_scan
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm
 from penstock.kernels.scan.mamba2 import mamba2_scan
+from penstock.models.description.decoder import SideBySide
+from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
 
 
 class Mamba2Block(NamedTuple):

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import QueryGrowth
-from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.models.attention import Attention, Rotation
 from penstock.gpu_worker.models.latent_attention import LatentPages
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages
 from penstock.gpu_worker.state.state_slots import NO_STATES, States
 from penstock.kernels.scan.rows import StateRows
+from penstock.models.description.decoder import QueryGrowth
+from penstock.models.parsing.rope import RopeConfig
 
 
 class Step(NamedTuple):

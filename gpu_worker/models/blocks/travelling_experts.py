@@ -2,7 +2,7 @@
 
 Each rank routes its share of the tokens. It sends each token once to every rank that has experts for it, and adds up
 the results in the order of the ranks. The alternative is that every rank computes its experts for all tokens.
-`core/checkpoint/shards/exchange.py` decides in which steps tokens travel because that costs less.
+`models/shards/exchange.py` decides in which steps tokens travel because that costs less.
 """
 
 from typing import NamedTuple

@@ -6,34 +6,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import (
-    Attention,
-    BesideMLP,
-    Decoder,
-    DenseMLP,
-    Entry,
-    Experts,
-    LatentAttention,
-    Layer,
-    LayerInputs,
-    Shard,
-    SideBySide,
-)
-from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weights.decoder import (
-    AttentionSources,
-    BesideSources,
-    DecoderSources,
-    EntrySources,
-    ExpertsSources,
-    LatentSources,
-    LayerInputSources,
-    LayerSources,
-    LayerTableSources,
-    MLPSources,
-)
-from penstock.core.checkpoint.weights.sources import LinearSource, NormSource, Source
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock
@@ -54,6 +27,33 @@ from penstock.gpu_worker.models.vocabulary import GatheredHead, SharedEmbedding,
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
 from penstock.kernels.experts.held_experts import HeldExperts, held_experts
 from penstock.kernels.norms import NormWeights
+from penstock.models.description.decoder import (
+    Attention,
+    BesideMLP,
+    Decoder,
+    DenseMLP,
+    Entry,
+    Experts,
+    LatentAttention,
+    Layer,
+    LayerInputs,
+    Shard,
+    SideBySide,
+)
+from penstock.models.shards.sources import sources_of
+from penstock.models.weights.decoder import (
+    AttentionSources,
+    BesideSources,
+    DecoderSources,
+    EntrySources,
+    ExpertsSources,
+    LatentSources,
+    LayerInputSources,
+    LayerSources,
+    LayerTableSources,
+    MLPSources,
+)
+from penstock.models.weights.sources import LinearSource, NormSource, Source
 
 log = structlog.get_logger()
 

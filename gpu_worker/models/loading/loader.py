@@ -12,20 +12,7 @@ import structlog
 import torch
 from tqdm import tqdm
 
-from penstock.core.checkpoint.check import ModelTensors, model_tensors
-from penstock.core.checkpoint.described import model_config_of
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.families.registry import expected_matrices, expected_tensors, family_of
-from penstock.core.checkpoint.files.source import Checkpoint, LoadError, StoredTensor
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.formats.kv_scales import scale_names
-from penstock.core.checkpoint.kv_formats import KVFormatName
-from penstock.core.checkpoint.quantization import recipes_of
-from penstock.core.checkpoint.shards.shard import whole_of
-from penstock.core.checkpoint.shards.sources import own_tensors
-from penstock.core.checkpoint.weights.sources import Cut
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.making import Maker
 from penstock.gpu_worker.models.loading.random_weights import RandomWeights
@@ -36,6 +23,19 @@ from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.check import ModelTensors, model_tensors
+from penstock.models.described import model_config_of
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.families.registry import expected_matrices, expected_tensors, family_of
+from penstock.models.files.source import Checkpoint, LoadError, StoredTensor
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.formats.kv_scales import scale_names
+from penstock.models.kv_formats import KVFormatName
+from penstock.models.quantization import recipes_of
+from penstock.models.shards.shard import whole_of
+from penstock.models.shards.sources import own_tensors
+from penstock.models.weights.sources import Cut
 
 log = structlog.get_logger()
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.quantization import products_of, recipes_of
-from penstock.core.checkpoint.weights.sources import Cut, Ranges
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.quantization import products_of, recipes_of
+from penstock.models.weights.sources import Cut, Ranges
 
 
 class Maker:

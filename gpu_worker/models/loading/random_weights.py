@@ -7,8 +7,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.weights.sources import Ranges
+from penstock.models.parsing.family import Shape
+from penstock.models.weights.sources import Ranges
 
 _STD = 0.02
 _TILE = (1024, 2048)

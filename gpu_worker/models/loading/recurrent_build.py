@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.recurrent import Mamba2, Recurrent, ShortConv
-from penstock.core.checkpoint.weights.recurrent import RecurrentSources
-from penstock.core.checkpoint.weights.sources import Source
 from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
+from penstock.models.description.recurrent import Mamba2, Recurrent, ShortConv
+from penstock.models.weights.recurrent import RecurrentSources
+from penstock.models.weights.sources import Source
 
 
 def recurrent(mixer: Recurrent, sources: RecurrentSources, reader: WeightReader) -> RecurrentBlock:

@@ -8,13 +8,13 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.files.source import LoadError, StoredTensor
-from penstock.core.checkpoint.formats.format import Part, Shape
-from penstock.core.checkpoint.weights.sources import WHOLE, Cut, Ranges
 from penstock.gpu_worker.formats.part import decode_part
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import QuantizedWeight
+from penstock.models.check import ModelTensors
+from penstock.models.files.source import LoadError, StoredTensor
+from penstock.models.formats.format import Part, Shape
+from penstock.models.weights.sources import WHOLE, Cut, Ranges
 
 _DTYPES = {
     "F64": torch.float64,

@@ -3,10 +3,15 @@
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.vision.grid import GRID_PREFIX, GridVision
-from penstock.core.checkpoint.vision.kinds import Vision
-from penstock.core.checkpoint.vision.patches import PatchVision
-from penstock.core.checkpoint.vision.tiles import (
+from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.gpu_worker.models.vision.grid import GridTower, Merger
+from penstock.gpu_worker.models.vision.patches import PatchTower, SquareMergeBlock
+from penstock.gpu_worker.models.vision.tiles import TilePoolBlock, TileSquaresBlock, TileTower
+from penstock.gpu_worker.models.vision.tower import Matrix, PatchMLPBlock, Tower, TowerLayer, TowerNorm
+from penstock.models.vision.grid import GRID_PREFIX, GridVision
+from penstock.models.vision.kinds import Vision
+from penstock.models.vision.patches import PatchVision
+from penstock.models.vision.tiles import (
     NEWLINE,
     POOL_MATRIX,
     POOL_NORM,
@@ -15,13 +20,8 @@ from penstock.core.checkpoint.vision.tiles import (
     TileSquares,
     TileVision,
 )
-from penstock.core.checkpoint.vision.tower import PROJECTOR_PREFIX, TOWER_PREFIX, PatchMLP
-from penstock.core.checkpoint.weights.sources import Source
-from penstock.gpu_worker.models.loading.weights import WeightReader
-from penstock.gpu_worker.models.vision.grid import GridTower, Merger
-from penstock.gpu_worker.models.vision.patches import PatchTower, SquareMergeBlock
-from penstock.gpu_worker.models.vision.tiles import TilePoolBlock, TileSquaresBlock, TileTower
-from penstock.gpu_worker.models.vision.tower import Matrix, PatchMLPBlock, Tower, TowerLayer, TowerNorm
+from penstock.models.vision.tower import PROJECTOR_PREFIX, TOWER_PREFIX, PatchMLP
+from penstock.models.weights.sources import Source
 
 
 def read_tower(vision: Vision, reader: WeightReader) -> Tower:

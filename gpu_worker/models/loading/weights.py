@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.files.source import Checkpoint
-from penstock.core.checkpoint.weights.sources import Cut, LinearSource, Ranges, Source
 from penstock.gpu_worker.models.linear import (
     Embedding,
     ExpertLinear,
@@ -31,6 +29,8 @@ from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.native.library import Library
 from penstock.kernels.quantized.linear import pack_experts_for_device, pack_for_device
 from penstock.kernels.quantized.weight import QuantizedWeight, are_alike, dequantized, joined
+from penstock.models.files.source import Checkpoint
+from penstock.models.weights.sources import Cut, LinearSource, Ranges, Source
 
 
 class WeightReader(NamedTuple):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision.grid import GridVision
 from penstock.gpu_worker.models.vision.tower import (
     Matrix,
     Parts,
@@ -21,6 +20,7 @@ from penstock.gpu_worker.models.vision.tower import (
     queries_at_once,
     rotate,
 )
+from penstock.models.vision.grid import GridVision
 
 
 class Merger(NamedTuple):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision.patches import PatchVision
 from penstock.gpu_worker.models.vision.tower import (
     Matrix,
     Parts,
@@ -21,6 +20,7 @@ from penstock.gpu_worker.models.vision.tower import (
     rotate,
     through,
 )
+from penstock.models.vision.patches import PatchVision
 
 
 class SquareMergeBlock(NamedTuple):

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision.tiles import TileVision
-from penstock.core.checkpoint.vision.views import WholeThenTiles
 from penstock.gpu_worker.models.vision.tower import (
     Matrix,
     Parts,
@@ -20,6 +18,8 @@ from penstock.gpu_worker.models.vision.tower import (
     in_parts,
     through,
 )
+from penstock.models.vision.tiles import TileVision
+from penstock.models.vision.views import WholeThenTiles
 
 
 class TilePoolBlock(NamedTuple):

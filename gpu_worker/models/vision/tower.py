@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision.tower import VisionActivation, VisionTower
+from penstock.models.vision.tower import VisionActivation, VisionTower
 
 _PART = 1 << 27
 """Multiplications in a part of the work: a millisecond or two of a core. Smaller parts would take a tenth longer."""

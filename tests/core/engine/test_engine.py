@@ -12,8 +12,8 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from penstock.config import Config, IpcOptions, SchedulerOptions
 from penstock.core.__main__ import run
-from penstock.core.config import Config, IpcOptions, SchedulerOptions
 from penstock.core.engine.loop import STATS_INTERVAL, Engine
 from penstock.core.launch.probe import main as probe
 from penstock.ipc.channel import Dealer

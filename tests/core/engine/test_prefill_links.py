@@ -5,7 +5,7 @@ from pathlib import Path
 
 import zmq
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.engine.prefill_links import PrefillLinks
 from penstock.ipc.messages import EngineNotReady, EngineReady, HandoverReleased, KVSource, SayHello, SequenceDelta
 

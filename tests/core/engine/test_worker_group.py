@@ -9,7 +9,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config, IpcOptions
+from penstock.config import Config, IpcOptions
 from penstock.core.engine import worker_group
 from penstock.core.engine.loop import Engine
 from penstock.ipc.channel import Dealer

@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
-from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
+from penstock.config import Config
+from penstock.config.ranks import Rank
 from penstock.ipc import process
 from penstock.ipc.parent import Parent, Word
 

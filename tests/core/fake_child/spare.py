@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.ipc import process
 from penstock.ipc.parent import Parent, Word
 

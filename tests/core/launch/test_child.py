@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.core.config import Config, IpcOptions
+from penstock.config import Config, IpcOptions
 from penstock.core.launch import spare as spare_module
 from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Forked, Owner, Spare, adopt_orphans, reap_strangers

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import Config, ranks
-from penstock.core.config.cores import cores_of_worker
-from penstock.core.config.ranks import Rank
+from penstock.config import Config, ranks
+from penstock.config.cores import cores_of_worker
+from penstock.config.ranks import Rank
 
 
 def machine(folder: Path, nodes: list[str], num_threads: int = 1) -> tuple[Path, Path]:

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import structlog
 
-from penstock.core.config import Config, ModelOptions, ParallelOptions, WorkerOptions
-from penstock.core.config.addresses import with_addresses
-from penstock.core.config.ranks import Rank
+from penstock.config import Config, ModelOptions, ParallelOptions, WorkerOptions
+from penstock.config.addresses import with_addresses
+from penstock.config.ranks import Rank
 from penstock.core.launch import engine as engine_module
 from penstock.core.launch import launchers as launchers_module
 from penstock.core.launch import supervisor as supervisor_module

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.core.policies import Policy
 from penstock.core.policies.registry import POLICIES, make_policy
 from penstock.core.sequences.sequence import Key, Request, Sequence

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.core.policies import registry
 from penstock.core.policies.fair import Fair
 from penstock.core.policies.lengths import LengthPredictor

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.config.options import BatchingName
+from penstock.config.options import BatchingName
 from penstock.core.scheduling.batches import FILLS, RUNS
 from penstock.ipc.messages import SamplingParams
 from tests.core.driver import Driver, make_limits, make_request

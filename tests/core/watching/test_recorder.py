@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.core.config import Config, ConfigError, SchedulerOptions
+from penstock.config import Config, ConfigError, SchedulerOptions
 from penstock.core.launch.output_files import check_output_files
 from penstock.core.recording import writer as writer_module
 from penstock.core.recording.lines import Lost, Order, Worker

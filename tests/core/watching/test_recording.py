@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.config import ConfigError, SchedulerOptions
+from penstock.config import ConfigError, SchedulerOptions
 from penstock.core.recording.lines import Arrival, End, Header, Plan, Result, Worker, encoded, read_back, told
 from penstock.core.recording.reader import Recording
 from penstock.ipc.codec import pack_int32, unpack_int32

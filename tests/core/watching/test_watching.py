@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.engine.observers import Observers
 from penstock.core.engine.watchers import Watchers
 from penstock.core.scheduling.scheduler import ScheduledStep, Scheduler

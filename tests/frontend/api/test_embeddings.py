@@ -12,10 +12,10 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
-from penstock.core.checkpoint.embeddings import embeddings_of
-from penstock.core.checkpoint.files.folder import HuggingFaceFolder
-from penstock.core.config import ConfigError, FrontendOptions
+from penstock.config import ConfigError, FrontendOptions
 from penstock.ipc.messages import AddRequest, Pooling
+from penstock.models.embeddings import embeddings_of
+from penstock.models.files.folder import HuggingFaceFolder
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, post
 from tests.frontend.live_server import LiveServer

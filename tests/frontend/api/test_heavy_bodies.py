@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from penstock.frontend.api.service import MAX_QUICK
 from penstock.frontend.heavy_turns import LARGE_BYTES, heavy_turn
 from penstock.frontend.text.child_pool import ChildPool

@@ -8,11 +8,11 @@ import openai
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 
-from penstock.core.checkpoint.gguf.container import Strings
-from penstock.core.checkpoint.gguf.tokenizer import GGUFTokenizer
 from penstock.frontend.schema_infill import InfillTimings
 from penstock.frontend.text.infill import FORMATS, Chunk, Infill, infill_of
 from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.models.gguf.container import Strings
+from penstock.models.gguf.tokenizer import GGUFTokenizer
 from tests.frontend.checkpoint_folder import byte_level_tokenizer
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import complete, error_of, events, get, post

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from tests.faults.soak import IS_SOAK
 from tests.frontend.cut_streams import CutClient
 from tests.frontend.http_client import HELLO, chat, error_of, get, post, send

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.cli.simulate import main
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.frontend.watching.simulate import _why
+from penstock.lab.commands.simulate import main
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer
 
@@ -28,7 +28,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [
         sys.executable,
         "-m",
-        "penstock.core.cli",
+        "penstock.cli",
         "simulate",
         str(SHAPE),
         "--gpu",

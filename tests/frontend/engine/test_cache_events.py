@@ -10,7 +10,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config import Config, IpcOptions, SchedulerOptions
+from penstock.config import Config, IpcOptions, SchedulerOptions
 from penstock.core.engine import cache_news
 from penstock.core.engine.cache_news import CacheNews
 from penstock.core.engine.frontends import Frontends, Order

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.config import SchedulerOptions
+from penstock.config import SchedulerOptions
 from penstock.frontend.engine.link import MAX_RETRY_SECONDS, Load, QueueGate, retry_after
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config import FrontendOptions, SchedulerOptions
+from penstock.config import FrontendOptions, SchedulerOptions
 from penstock.frontend.engine.book import LiveRequest
 from penstock.frontend.engine.link import EngineLink, Load
 from penstock.frontend.engine.router.registry import POLICIES

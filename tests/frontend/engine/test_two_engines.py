@@ -11,7 +11,7 @@ import zmq
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config import SchedulerOptions
+from penstock.config import SchedulerOptions
 from penstock.frontend.engine.book import Bill, RequestBook
 from penstock.frontend.engine.connection import EngineAddress, over_sockets
 from penstock.frontend.engine.link import EngineLink

@@ -14,11 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config import SchedulerOptions
+from penstock.config import SchedulerOptions
 from penstock.core.kv.cache_changes import CacheChanges
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.simulation.device import StepShape, Timing
-from penstock.core.simulation.worker import ModelledWorker
 from penstock.frontend.engine.book import Bill, LiveRequest
 from penstock.frontend.engine.link import EngineLink, Load
 from penstock.frontend.engine.router import cached_pages
@@ -27,6 +25,8 @@ from penstock.frontend.engine.router.router import EngineRouter
 from penstock.frontend.errors import ApiError
 from penstock.ipc.codec import deltas_of, pack_int32
 from penstock.ipc.messages import AddRequest, CacheEvents, SamplingParams, SequenceDelta
+from penstock.lab.simulation.device import StepShape, Timing
+from penstock.lab.simulation.worker import ModelledWorker
 from tests.core.driver import hello, make_limits
 
 PAGE_SIZE = 16

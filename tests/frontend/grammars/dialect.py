@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from penstock.core.checkpoint.grammar_tokens import make_matcher
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.json_check import mismatch
 from penstock.frontend.grammars.json_schema import GrammarError
+from penstock.models.grammar_tokens import make_matcher
 
 Schema = dict[str, Any]
 

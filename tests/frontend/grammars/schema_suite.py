@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.json_check import mismatch
 from penstock.frontend.grammars.json_schema import GrammarError
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from tests.e2e.checkpoints import make_checkpoint
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.errors import ApiError, InvalidRequest, Unavailable
 from penstock.frontend.grammars.reader import MAX_SECONDS, GrammarReader
 from penstock.frontend.validation.grammar import schema_source
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from tests.frontend.grammars.heavy_schemas import heavy_schemas
 
 

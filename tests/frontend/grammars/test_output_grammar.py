@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource
@@ -23,6 +21,8 @@ from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
 from penstock.frontend.validation.custom_tools import CustomTools
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from tests.faults.soak import sized
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import collected

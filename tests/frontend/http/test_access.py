@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import ConfigError
-from penstock.core.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
+from penstock.config import ConfigError
+from penstock.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
 from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import HELLO, post, send
 from tests.frontend.live_server import LiveServer, live_server
@@ -122,7 +122,7 @@ def test_a_request_with_a_key_is_served(guarded: LiveServer) -> None:
 
 def test_made_keys_are_read(tmp_path: Path) -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "penstock.core.cli", "keys", 'an "odd" name', "--scopes", "infer", "admin"],
+        [sys.executable, "-m", "penstock.cli", "keys", 'an "odd" name', "--scopes", "infer", "admin"],
         capture_output=True,
         text=True,
         check=True,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config import Config, ConfigError, FrontendOptions
-from penstock.core.config.options import validate
+from penstock.config import Config, ConfigError, FrontendOptions
+from penstock.config.options import validate
 from penstock.frontend.exchange.access_log import AccessLog
 from tests.frontend.http_client import chat, get
 from tests.frontend.live_server import LiveServer, live_server

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.core.config import Config, ConfigError, FrontendOptions, validate
-from penstock.core.config.api_keys import digest
-from penstock.core.config.listening import check_listening
+from penstock.config import Config, ConfigError, FrontendOptions, validate
+from penstock.config.api_keys import digest
+from penstock.config.listening import check_listening
 from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server

@@ -12,8 +12,8 @@ import pytest
 import structlog
 import zmq
 
-from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
-from penstock.core.config.api_keys import digest
+from penstock.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
+from penstock.config.api_keys import digest
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.cli.make_key import main as make_key
-from penstock.core.config import ConfigError
-from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
+from penstock.cli.make_key import main as make_key
+from penstock.config import ConfigError
+from penstock.config.api_keys import ApiKey, digest, load_api_keys
 from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
 from penstock.frontend.exchange.access import Access, KeyUse
 from penstock.frontend.exchange.tenants import MAX_TENANT, user_of

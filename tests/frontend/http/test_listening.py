@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import ConfigError, FrontendOptions
-from penstock.core.config.listening import check_listening, is_loopback
+from penstock.config import ConfigError, FrontendOptions
+from penstock.config.listening import check_listening, is_loopback
 
 PASSED = "--frontend-address"
 """The next thing that `penstock frontend` misses here."""
@@ -17,7 +17,7 @@ PASSED = "--frontend-address"
 def said(*arguments: str, **environment: str) -> str:
     """What `penstock ARGUMENTS` refuses to start with: one line."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    command = [sys.executable, "-m", "penstock.core.cli", *arguments]
+    command = [sys.executable, "-m", "penstock.cli", *arguments]
     done = subprocess.run(command, env=own | environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()

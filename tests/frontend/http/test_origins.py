@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from tests.frontend.http_client import complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config.options import FrontendOptions
+from penstock.config.options import FrontendOptions
 from penstock.frontend.web import page
 from tests.frontend.http_client import get, send
 from tests.frontend.live_server import LiveServer

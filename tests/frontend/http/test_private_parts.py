@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.http import private_parts
 
 FRONTEND = Path(__file__).parents[3] / "frontend"

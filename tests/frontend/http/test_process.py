@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
-from penstock.core.config.listening import bind
+from penstock.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
+from penstock.config.listening import bind
 from penstock.ipc import process
 from tests.frontend.checkpoint_folder import VOCAB_SIZE
 from tests.frontend.fake_scheduler import FakeScheduler, Script
@@ -181,7 +181,7 @@ async def exchange(port: int, method: str, path: str, body: bytes = b"") -> byte
 
 
 def test_no_heavy_imports() -> None:
-    heavy = ("torch", "transformers", "numpy", "penstock.core.checkpoint.families.registry")
+    heavy = ("torch", "transformers", "numpy", "penstock.models.families.registry")
     code = f"import sys, penstock.frontend.http.server; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     assert output.strip() == "[]"

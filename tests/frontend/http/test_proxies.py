@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import Config, ConfigError, FrontendOptions
-from penstock.core.config.options import validate
+from penstock.config import Config, ConfigError, FrontendOptions
+from penstock.config.options import validate
 from penstock.frontend.http.proxies import MAX_HOPS, PreambleError, TrustedProxies, may_begin_preamble, read_preamble
 from tests.frontend.http.test_asgi import Client, mounted
 from tests.frontend.http_client import get

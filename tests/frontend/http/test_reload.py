@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import CapturingLogger
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from penstock.ipc.logs import flush_logs
 from tests.frontend.http.certificates import make_pair, needs_openssl
 from tests.frontend.http_client import get, post

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import ConfigError, FrontendOptions
-from penstock.core.config.listening import check_listening
+from penstock.config import ConfigError, FrontendOptions
+from penstock.config.listening import check_listening
 from penstock.ipc.logs import flush_logs
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http.certificates import Pair, make_pair, needs_openssl

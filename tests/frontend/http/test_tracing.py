@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from penstock.core.config import Config, ConfigError, FrontendOptions
-from penstock.core.config.options import validate
+from penstock.config import Config, ConfigError, FrontendOptions
+from penstock.config.options import validate
 from penstock.frontend.exchange.exchange import Exchange, Request
 from penstock.frontend.exchange.replies import Reply
 from penstock.frontend.http.routes import ROUTES
@@ -210,14 +210,14 @@ def test_other_endpoints_are_refused(endpoint: str) -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.core.config.observing.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.config.observing.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'penstock-llm\[otel\]'"):
         validate(Config(frontend=FrontendOptions(otlp_traces_endpoint="http://127.0.0.1:4318")))
 
 
 def test_nothing_is_imported_without_an_endpoint() -> None:
     program = (
-        "import sys; import penstock.frontend.http.server; from penstock.core.config.options import FrontendOptions;"
+        "import sys; import penstock.frontend.http.server; from penstock.config.options import FrontendOptions;"
         "from penstock.frontend.http.observers import observing; assert not observing(FrontendOptions());"
         "print([name for name in sys.modules if 'opentelemetry' in name or 'access_log' in name])"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config.options import FrontendOptions
+from penstock.config.options import FrontendOptions
 from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, reasoning_format_of

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from penstock.core.config.options import FrontendOptions
+from penstock.config.options import FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools, parse_message
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS

@@ -11,8 +11,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.config import ConfigError
-from penstock.core.config.flags import config_from
+from penstock.config import ConfigError
+from penstock.config.flags import config_from
 from penstock.frontend.validation.tools import check_tool_choice
 from penstock.ipc.messages import AddRequest
 from tests.frontend.checkpoint_folder import write_checkpoint

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from penstock.frontend.storage import responses as store
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOptions
-from penstock.core.config.api_keys import digest
+from penstock.config import Config, ConfigError, FrontendOptions, IpcOptions
+from penstock.config.api_keys import digest
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
 from penstock.frontend.storage import own_file
 from penstock.frontend.storage.conversations import ConversationStore

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from penstock.frontend.batches import course, lines, runner, sender
 from penstock.ipc.messages import AddRequest, ErrorCode
 from tests.frontend.fake_scheduler import Script, prompt_ids

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.core.config.api_keys import digest
+from penstock.config.api_keys import digest
 from penstock.frontend.errors import MalformedBody
 from penstock.frontend.files.handlers import files_of
 from penstock.frontend.files.multipart import FormReader, _parameter

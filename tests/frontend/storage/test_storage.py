@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.config import Config, ConfigError, FrontendOptions
+from penstock.config import Config, ConfigError, FrontendOptions
 from penstock.core.launch.output_files import check_output_files
 from penstock.frontend.storage import database
 from penstock.frontend.storage.database import FILE_NAME, Database, StorageBusy, StorageFull

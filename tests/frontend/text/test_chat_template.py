@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.errors import TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.text.tokenizer import load_tokenizer
+from penstock.models.finding.registry import open_checkpoint
 from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
 
 CONTROL = """

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.text.tokenizer import StreamDetokenizer, TextTokenizer, load_tokenizer, spelling_kind
+from penstock.models.finding.registry import open_checkpoint
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import chat, chat_text, events
 from tests.frontend.live_server import LiveServer

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.frontend.text.call_style import Chat
 from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation
 from penstock.frontend.text.child import SpecialTexts, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
+from penstock.models.finding.registry import open_checkpoint
 from tests.frontend.checkpoint_folder import SPECIAL_TOKENS, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import chat, post

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock import demo
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.frontend.api import service
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError

@@ -13,11 +13,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.frontend.cli.models import Chat, PageGroup, look, main
-from tests.core.gguf.written import add_model, write
+from penstock.cli.models import Chat, PageGroup, look, main
 from tests.e2e.checkpoints import make_checkpoint
 from tests.frontend.families import FAMILIES
 from tests.gpu_worker.formats.writers import fp8
+from tests.models.gguf.written import add_model, write
 
 COMMITS = [f"{digit}" * 40 for digit in range(8)]
 
@@ -172,12 +172,12 @@ def test_one_that_is_not_there(cache: Path, name: str, words: str, capsys: pytes
 
 def test_the_command_needs_no_torch(cache: Path) -> None:
     program = (
-        "import sys\nfrom penstock.frontend.cli.models import main\ncode = main([])\n"
+        "import sys\nfrom penstock.cli.models import main\ncode = main([])\n"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert subprocess.run([sys.executable, "-m", "penstock.core.cli", "models", "org/good"]).returncode == 0
+    assert subprocess.run([sys.executable, "-m", "penstock.cli", "models", "org/good"]).returncode == 0
 
 
 def test_of_a_quantized_one_the_format_and_all_weights_are_told(made: Path, tmp_path: Path) -> None:

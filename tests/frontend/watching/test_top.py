@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.cli.figures import Look, Span, number, quantile, read_look, seconds
-from penstock.core.cli.top import View, bar, cut, main, plain
-from penstock.core.config.api_keys import digest
-from penstock.core.config.sizes import size
+from penstock.cli.figures import Look, Span, number, quantile, read_look, seconds
+from penstock.cli.top import View, bar, cut, main, plain
+from penstock.config.api_keys import digest
+from penstock.config.sizes import size
 from tests.frontend.live_server import live_server
 
 WAIT_SECONDS = 60.0
@@ -169,7 +169,7 @@ class Screen:
     def __init__(self, *arguments: str) -> None:
         self._own, other = pty.openpty()
         self.resize(24, 80)
-        command = [sys.executable, "-m", "penstock.core.cli.top", *arguments]
+        command = [sys.executable, "-m", "penstock.cli.top", *arguments]
         self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, close_fds=True)
         os.close(other)
         self.seen = ""

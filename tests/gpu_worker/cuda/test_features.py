@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import SamplingParams, TokenLogprobs
 from tests.gpu_worker.checkpoints import prompts

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.drafts.check import check_drafter
-from penstock.core.checkpoint.finding.located import located
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.groups.model import ModelOptions
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.config.groups.worker import WorkerOptions
-from penstock.core.config.options import validate
-from penstock.core.config.speculative import speculative_config
+from penstock.config import Config, ConfigError
+from penstock.config.groups.model import ModelOptions
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.groups.worker import WorkerOptions
+from penstock.config.options import validate
+from penstock.config.speculative import speculative_config
+from penstock.models.drafts.check import check_drafter
+from penstock.models.finding.located import located
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.checkpoints import edit_config
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.core.steps.drafts import DraftOutcome, FixedLengths
 from penstock.gpu_worker.drafting.draft_model import drafter as draft_model
 from penstock.gpu_worker.drafting.draft_model.drafter import DraftModel

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.core.checkpoint.drafts.check import check_drafter
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.drafts.check import check_drafter
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.eagle_heads import eagle3_guesses, write_eagle3
 from tests.gpu_worker.drafting.engines import GREEDY, PROMPTS, spied, with_head

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.core.checkpoint.drafts.check import check_drafter
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.drafts.check import check_drafter
 from tests.gpu_worker.checkpoints import edit_config
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.engines import GREEDY, PROMPTS, check_exact, spied

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams

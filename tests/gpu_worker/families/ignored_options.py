@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields, replace
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder, Layer
-from penstock.core.checkpoint.parsing.rope import RopeConfig
+from penstock.models.description.decoder import Attention, Decoder, Layer
+from penstock.models.parsing.rope import RopeConfig
 
 Path = tuple[str, ...]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import transformers
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
-from penstock.core.checkpoint.parsing.by_transformers import architectures
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import ARCHITECTURES, parse_model_config
+from penstock.models.parsing.by_transformers import architectures
 
 COMPLETED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},

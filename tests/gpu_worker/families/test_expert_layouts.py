@@ -8,21 +8,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from penstock.core.checkpoint.check import check_checkpoint, model_tensors
-from penstock.core.checkpoint.description.decoder import Decoder, Experts
-from penstock.core.checkpoint.description.names import ExpertLayout, Names
-from penstock.core.checkpoint.families.registry import expected_matrices, parse_model_config
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.shards.experts import with_experts_spread
-from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weights.decoder import all_sources
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.config.ranks import Place
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.ranks import Place
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights
 from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.models.check import check_checkpoint, model_tensors
+from penstock.models.description.decoder import Decoder, Experts
+from penstock.models.description.names import ExpertLayout, Names
+from penstock.models.families.registry import expected_matrices, parse_model_config
+from penstock.models.files.source import LoadError
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.shards.experts import with_experts_spread
+from penstock.models.shards.shard import shard_of
+from penstock.models.shards.sources import sources_of
+from penstock.models.weights.decoder import all_sources
 from tests.gpu_worker.checkpoints import edit_config
 from tests.gpu_worker.families.case import Case
 from tests.gpu_worker.families.checkpoints import config_of, make_model

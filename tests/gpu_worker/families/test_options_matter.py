@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.description.decoder import Decoder
+from penstock.models.families import registry
+from penstock.models.finding.registry import open_checkpoint
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.ignored_options import without_each_option
 from tests.gpu_worker.families.run import Scored, texts_of

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import transformers
 
-from penstock.core.checkpoint.families.registry import ARCHITECTURES
+from penstock.models.families.registry import ARCHITECTURES
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import check
 from tests.gpu_worker.families.schedules import ALL, IS_LONG, PAIRWISE, schedules

@@ -8,11 +8,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.core.checkpoint.description.names import ExpertLayout, Names
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
+from penstock.models.description.names import ExpertLayout, Names
+from penstock.models.families.registry import parse_model_config
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.parsing.text_part import WHOLE_MODELS
 from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.recurrent import DELTA, SECTIONS

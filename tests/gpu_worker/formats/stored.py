@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.format import MatrixFormat, Part, Shape
+from penstock.models.formats.format import MatrixFormat, Part, Shape
 
 _DTYPES = {
     "BF16": "bfloat16",

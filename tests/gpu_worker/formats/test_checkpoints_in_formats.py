@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.formats.compressed_tensors import Packed
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading.loader import load_model, load_model_config
 from penstock.ipc.messages import SamplingParams
+from penstock.models.check import model_tensors
+from penstock.models.files.source import LoadError
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.formats.compressed_tensors import Packed
 from tests.gpu_worker.checkpoints import edit_config, make_checkpoint
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.formats import writers

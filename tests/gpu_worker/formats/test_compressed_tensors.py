@@ -7,10 +7,10 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.compressed_tensors import COMPRESSED_TENSORS_METHOD
-from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight, dequantized
+from penstock.models.formats.compressed_tensors import COMPRESSED_TENSORS_METHOD
+from penstock.models.parsing.json_fields import JsonFields
 from tests.gpu_worker.formats.stored import stored_parts
 
 N, K = 48, 96

@@ -5,11 +5,11 @@ import torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from penstock.core.checkpoint.formats.format import Inputs
-from penstock.core.checkpoint.formats.fp8 import FP8Matrix
-from penstock.core.checkpoint.formats.mxfp4 import MXFP4Matrix
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import InputRounding, dequantized
+from penstock.models.formats.format import Inputs
+from penstock.models.formats.fp8 import FP8Matrix
+from penstock.models.formats.mxfp4 import MXFP4Matrix
 from tests.gpu_worker.formats.stored import stored_parts
 
 DYNAMIC = Inputs("fp8_e4m3", is_static=False, group=32)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from gguf.quants import dequantize, quantize
 
-from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES, BY_NUMBER, FLOATS, UNREAD
 from penstock.gpu_worker.formats.gguf_blocks import LAYOUTS, quantized_weight
 from penstock.kernels.quantized.weight import dequantized
+from penstock.models.gguf.block_types import BLOCK_TYPES, BY_NUMBER, FLOATS, UNREAD
 
 _HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,),

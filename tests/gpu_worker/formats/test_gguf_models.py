@@ -14,16 +14,16 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from penstock import LLM, SamplingParams
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
-from penstock.core.planning.quantized_bytes import quantized_bytes
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading import loader
-from tests.core.gguf.written import HIDDEN as SMALL
-from tests.core.gguf.written import add_llama, add_tokens, write
+from penstock.lab.planning.quantized_bytes import quantized_bytes
+from penstock.models.check import check_checkpoint
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.gguf.block_types import BLOCK_TYPES
+from tests.models.gguf.written import HIDDEN as SMALL
+from tests.models.gguf.written import add_llama, add_tokens, write
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 256, 4, 2, 64, 512, 300
 PROMPTS = [[5, 17, 200, 3], [9] * 20, list(range(40, 75))]
@@ -163,8 +163,8 @@ def test_opening_a_file_needs_no_torch(tmp_path: Path) -> None:
     """Frontend and scheduler open it, too."""
     path, _ = write_pair(tmp_path, _Q4_K_M)
     code = (
-        "import sys; from pathlib import Path; from penstock.core.checkpoint.check import check_checkpoint; "
-        "from penstock.core.checkpoint.finding.registry import open_checkpoint; "
+        "import sys; from pathlib import Path; from penstock.models.check import check_checkpoint; "
+        "from penstock.models.finding.registry import open_checkpoint; "
         f"check_checkpoint(open_checkpoint(Path({str(path)!r}))); "
         "assert not {'torch', 'transformers', 'gguf'} & set(sys.modules)"
     )

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.ipc.messages import SamplingParams
+from penstock.models.kv_formats import kv_format_of
 from tests.gpu_worker.checkpoints import edit_config, make_checkpoint
 from tests.gpu_worker.engine_in_process import Engine
 

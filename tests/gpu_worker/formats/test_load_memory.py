@@ -17,7 +17,7 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from penstock.core.checkpoint.finding.registry import open_checkpoint
+from penstock.models.finding.registry import open_checkpoint
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading.loader import load_model, load_model_config
 from penstock.kernels.native.library import Library

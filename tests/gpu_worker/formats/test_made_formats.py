@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.core.checkpoint.formats.made import GROUP_SIZES, MADE_FORMATS, MadeFormat, Recipe
-from penstock.core.checkpoint.quantization import products_of, recipes_of, with_quantization
-from penstock.core.config.options import ConfigError
+from penstock.config.options import ConfigError
 from penstock.gpu_worker.formats.group_rounding import Correlation
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.kernels.quantized.weight import QuantizedWeight, dequantized
+from penstock.models.formats.made import GROUP_SIZES, MADE_FORMATS, MadeFormat, Recipe
+from penstock.models.quantization import products_of, recipes_of, with_quantization
 from tests.gpu_worker.families.checkpoints import make_model
 from tests.gpu_worker.families.run import Scored
 from tests.gpu_worker.families.table import CASES

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.check import ModelTensors
-from penstock.core.checkpoint.files.source import LoadError, StoredTensor
-from penstock.core.checkpoint.formats.format import MatrixFormat
-from penstock.core.checkpoint.formats.gguf import GGUFBlocks
-from penstock.core.checkpoint.formats.made import Recipe
-from penstock.core.checkpoint.formats.registry import quantization_of
-from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
-from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.weights.sources import WHOLE, Cut
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights
 from penstock.kernels.quantized.weight import dequantized
+from penstock.models.check import ModelTensors
+from penstock.models.files.source import LoadError, StoredTensor
+from penstock.models.formats.format import MatrixFormat
+from penstock.models.formats.gguf import GGUFBlocks
+from penstock.models.formats.made import Recipe
+from penstock.models.formats.registry import quantization_of
+from penstock.models.gguf.block_types import BLOCK_TYPES
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.weights.sources import WHOLE, Cut
 from tests.gpu_worker.formats import writers
 from tests.gpu_worker.formats.test_gguf_blocks import _random_blocks
 from tests.gpu_worker.formats.test_models_in_formats import FORMATS

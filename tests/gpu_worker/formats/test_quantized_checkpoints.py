@@ -8,8 +8,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
 from penstock.gpu_worker.models.decoder import DecoderModel
@@ -17,6 +15,8 @@ from penstock.gpu_worker.models.linear import JoinedLinear, Linear
 from penstock.gpu_worker.models.loading.loader import load_model, load_model_config
 from penstock.gpu_worker.models.model import Model
 from penstock.kernels.native.library import Library
+from penstock.models.files.source import LoadError
+from penstock.models.finding.registry import open_checkpoint
 from tests.gpu_worker.checkpoints import attention_of, edit_config, make_checkpoint
 from tests.kernels.native.native_library import load_library
 

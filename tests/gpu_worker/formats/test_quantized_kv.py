@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.config import ConfigError
-from penstock.core.config.options import ModelImpl
-from penstock.core.planning.costs import kv_head_bytes
+from penstock.config import ConfigError
+from penstock.config.options import ModelImpl
 from penstock.core.scheduling import disk_moves
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, page_bytes, page_groups
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
+from penstock.lab.planning.costs import kv_head_bytes
+from penstock.models.check import check_checkpoint
+from penstock.models.finding.registry import open_checkpoint
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.core.checkpoint.formats.awq import AWQMatrix
-from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix, Int8Matrix
-from penstock.core.checkpoint.formats.format import MatrixFormat
-from penstock.core.checkpoint.formats.gptq import GPTQMatrix
 from penstock.gpu_worker.formats.registry import decode
 from penstock.kernels.quantized.weight import QuantizedWeight, dequantized
+from penstock.models.formats.awq import AWQMatrix
+from penstock.models.formats.bitsandbytes import BlocksMatrix, Int8Matrix
+from penstock.models.formats.format import MatrixFormat
+from penstock.models.formats.gptq import GPTQMatrix
 from tests.gpu_worker.formats.stored import stored_parts
 
 WRITTEN = Path(__file__).parent / "written"

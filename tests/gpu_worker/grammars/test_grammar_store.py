@@ -11,14 +11,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from penstock.core.checkpoint import grammar_tokens as grammar_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars import store as grammar_store
 from penstock.gpu_worker.grammars.row import GrammarRow
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar, SamplingParams
+from penstock.models import grammar_tokens as grammar_config
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary
 from tests.e2e.checkpoints import make_checkpoint
 
 

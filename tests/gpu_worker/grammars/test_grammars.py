@@ -12,10 +12,10 @@ import pytest
 from llguidance import LLMatcher
 from torch import Tensor
 
-from penstock.core.checkpoint.finding.registry import open_checkpoint
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta
+from penstock.models.finding.registry import open_checkpoint
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.grammars.random_schemas import Schema, random_schema
 from tests.gpu_worker.world import EOS, PROMPT, World

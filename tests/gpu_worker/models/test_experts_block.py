@@ -7,12 +7,12 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Router
 from penstock.gpu_worker.models.blocks.experts import routing_of
 from penstock.gpu_worker.models.linear import PlainExperts
 from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
+from penstock.models.description.decoder import Router
 from tests.gpu_worker.mixtures import CASES, STEP, H, block_of, computed_by, module_of
 
 

@@ -12,16 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
-from penstock.core.checkpoint.description.names import Names
-from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.parsing.decoders import decoder_family
-from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.weights.decoder import decoder_tensors
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.attention import UNROTATED, Rotation
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
@@ -38,6 +29,15 @@ from penstock.kernels.attention.qk_norm_rope_write import QKNorms, qk_norm_rope_
 from penstock.kernels.native.build import BuildError
 from penstock.kernels.native.build import build as build_library
 from penstock.kernels.native.library import Library, PackedLinear
+from penstock.models.check import check_checkpoint
+from penstock.models.description.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
+from penstock.models.description.names import Names
+from penstock.models.families import registry
+from penstock.models.files.source import LoadError
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.parsing.decoders import decoder_family
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.weights.decoder import decoder_tensors
 from tests.gpu_worker.checkpoints import VOCAB_SIZE, attention_of, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.kernels.native.test_native import _TINY, World, dense_config, weights, whole

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.checkpoint.description.decoder import LatentAttention, Norm
-from penstock.core.checkpoint.description.model_config import KVShape
-from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import MemoryUse
 from penstock.gpu_worker.models import latent_attention
@@ -20,6 +17,9 @@ from penstock.gpu_worker.models.latent_attention import Absorbed, LatentPages
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.startup.memory_profile import pool_budget
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup
+from penstock.models.description.decoder import LatentAttention, Norm
+from penstock.models.description.model_config import KVShape
+from penstock.models.parsing.rope import RopeConfig
 from tests.gpu_worker.engine_in_process import make_config
 
 ITS = LatentAttention(

@@ -16,14 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.core.checkpoint.files.source import LoadError
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.weights.sources import Ranges
-from penstock.core.config import ConfigError
-from penstock.core.config.ranks import Place
+from penstock.config import ConfigError
+from penstock.config.ranks import Place
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel
@@ -33,6 +27,12 @@ from penstock.gpu_worker.models.loading.loader import dummy_model, load_model, l
 from penstock.gpu_worker.models.loading.stored import part_of
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import expected_tensors
+from penstock.models.files.source import LoadError
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.shards.shard import shard_of
+from penstock.models.weights.sources import Ranges
 from tests.gpu_worker.checkpoints import attention_of, edit_config
 from tests.gpu_worker.conftest import Checkpoint
 

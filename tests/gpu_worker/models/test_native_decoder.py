@@ -6,7 +6,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.description.decoder import (
+from penstock.gpu_worker.models.decoder import DecoderModel
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
+from penstock.gpu_worker.models.native_program import lacking
+from penstock.kernels.native.library import Library
+from penstock.models.description.decoder import (
     Activation,
     Attention,
     Decoder,
@@ -19,12 +23,8 @@ from penstock.core.checkpoint.description.decoder import (
     QueryGrowth,
     Router,
 )
-from penstock.core.checkpoint.description.names import Names
-from penstock.core.checkpoint.parsing.rope import RopeConfig
-from penstock.gpu_worker.models.decoder import DecoderModel
-from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
-from penstock.gpu_worker.models.native_program import lacking
-from penstock.kernels.native.library import Library
+from penstock.models.description.names import Names
+from penstock.models.parsing.rope import RopeConfig
 from tests.kernels.native.native_library import load_library
 from tests.kernels.native.test_native import World, alone, by_token, in_chunks, weights, whole
 

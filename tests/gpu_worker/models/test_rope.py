@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
+from penstock.models.description.decoder import Decoder
+from penstock.models.parsing.rope import RopeConfig
 from tests.gpu_worker.checkpoints import TRAINED_LEN
 from tests.gpu_worker.conftest import Checkpoint
 

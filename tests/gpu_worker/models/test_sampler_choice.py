@@ -5,8 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.files.source import Checkpoint as Source
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.decoder import DecoderModel
@@ -14,6 +12,8 @@ from penstock.gpu_worker.models.loading.loader import load_model
 from penstock.gpu_worker.startup import loaded
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.files.source import Checkpoint as Source
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine

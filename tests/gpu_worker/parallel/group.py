@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.core.config import Config
+from penstock.config import Config
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
 from tests.gpu_worker.engine_in_process import make_config

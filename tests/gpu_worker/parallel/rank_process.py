@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
+from penstock.config import Config
+from penstock.config.ranks import Rank
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.startup.start import Started, start
 from penstock.ipc.messages import StepPlan, WorkerHello

@@ -15,9 +15,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.config import Config
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.config.ranks import Place, Rank
+from penstock.config import Config
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.ranks import Place, Rank
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.grammars.store import GrammarStore

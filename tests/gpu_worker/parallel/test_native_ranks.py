@@ -10,11 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder, LatentAttention
-from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.weights.decoder import decoder_tensors
-from penstock.core.checkpoint.weights.sources import Ranges
-from penstock.core.config.ranks import Place
+from penstock.config.ranks import Place
 from penstock.gpu_worker.models.loading.decoder_build import build
 from penstock.gpu_worker.models.loading.stored import part_of
 from penstock.gpu_worker.models.loading.weights import WeightReader
@@ -25,6 +21,10 @@ from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.ranks.group import SharedRanks
+from penstock.models.description.decoder import Decoder, LatentAttention
+from penstock.models.shards.shard import shard_of
+from penstock.models.weights.decoder import decoder_tensors
+from penstock.models.weights.sources import Ranges
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.models.test_native_decoder import _CASES, decoder

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.finding.registry import open_checkpoint
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.shards.stages import most_stages
-from penstock.core.config import ConfigError
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.planning.costs import Costs
-from penstock.core.planning.rank_parts import rank_parts
+from penstock.config import ConfigError
+from penstock.config.groups.parallel import ParallelOptions
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams, SequenceDelta
+from penstock.lab.planning.costs import Costs
+from penstock.lab.planning.rank_parts import rank_parts
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary
+from penstock.models.shards.stages import most_stages
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule

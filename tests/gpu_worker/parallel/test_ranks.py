@@ -11,9 +11,9 @@ import torch.distributed
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
-from penstock.core.config import Config, ConfigError
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.config.ranks import Place
+from penstock.config import Config, ConfigError
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.ranks import Place
 from penstock.gpu_worker.parallel.alone import Alone
 from penstock.gpu_worker.parallel.distributed import meet
 from penstock.gpu_worker.parallel.one_host import OneHost, in_shared_memory, program_ranks
@@ -111,7 +111,7 @@ def test_an_address_of_another_kind_is_refused() -> None:
 _STUCK = """
 import atexit, threading
 import torch, torch.distributed
-from penstock.core.config.ranks import Place
+from penstock.config.ranks import Place
 from penstock.gpu_worker.__main__ import _end_at_once
 from penstock.gpu_worker.parallel import distributed
 

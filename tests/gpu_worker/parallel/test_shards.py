@@ -9,11 +9,13 @@ import transformers
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.core.checkpoint.description.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.shards.sources import sources_of
-from penstock.core.checkpoint.weights.decoder import (
+from penstock.config import ConfigError
+from penstock.config.ranks import Place
+from penstock.models.description.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention
+from penstock.models.families.registry import parse_model_config
+from penstock.models.shards.shard import shard_of
+from penstock.models.shards.sources import sources_of
+from penstock.models.weights.decoder import (
     AttentionSources,
     ExpertsSources,
     LatentSources,
@@ -21,9 +23,7 @@ from penstock.core.checkpoint.weights.decoder import (
     all_sources,
     decoder_sources,
 )
-from penstock.core.checkpoint.weights.sources import Source
-from penstock.core.config import ConfigError
-from penstock.core.config.ranks import Place
+from penstock.models.weights.sources import Source
 from tests.gpu_worker.families.checkpoints import config_of
 from tests.gpu_worker.families.table import CASES
 

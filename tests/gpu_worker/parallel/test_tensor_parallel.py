@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.shards.shard import check_shards, shard_of
-from penstock.core.checkpoint.shards.sources import own_tensors, sources_of
-from penstock.core.checkpoint.weights.decoder import all_sources
-from penstock.core.config import ConfigError
-from penstock.core.config.groups.parallel import ParallelOptions
-from penstock.core.config.ranks import Place
-from penstock.core.planning.costs import Costs
-from penstock.core.planning.rank_parts import rank_parts
+from penstock.config import ConfigError
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.ranks import Place
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.steps.rank_check import RankCheck, RanksDisagreeError
 from penstock.ipc.messages import SamplingParams
+from penstock.lab.planning.costs import Costs
+from penstock.lab.planning.rank_parts import rank_parts
+from penstock.models.description.decoder import Decoder
+from penstock.models.shards.shard import check_shards, shard_of
+from penstock.models.shards.sources import own_tensors, sources_of
+from penstock.models.weights.decoder import all_sources
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import Scored, check, texts_of
 from tests.gpu_worker.families.schedules import schedules

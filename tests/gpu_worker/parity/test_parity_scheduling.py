@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.config.options import BatchingName
+from penstock.config.options import BatchingName
 from penstock.core.policies.registry import POLICIES
 from penstock.ipc.messages import AddRequest, SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts

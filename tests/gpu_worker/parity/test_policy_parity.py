@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from penstock.core.config.groups.scheduling import BatchingName
+from penstock.config.groups.scheduling import BatchingName
 from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.ipc.codec import pack_int32

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint

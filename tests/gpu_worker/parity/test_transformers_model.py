@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from penstock.core.checkpoint.parsing.by_transformers import architectures
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.ipc.messages import SamplingParams
+from penstock.models.parsing.by_transformers import architectures
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.transformers_checkpoints import MODELS, make_checkpoint, small_config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.devices import open as device_module
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.cuda import CudaDevice, _wait_for

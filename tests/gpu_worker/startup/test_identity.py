@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import penstock.demo
-from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from penstock.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
 from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import WorkerHello
 

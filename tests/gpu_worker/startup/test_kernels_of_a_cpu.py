@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.core.config import ConfigError
-from penstock.core.config.slow_kernels import FACTOR, slow_kernels
+from penstock.config import ConfigError
+from penstock.config.slow_kernels import FACTOR, slow_kernels
 from penstock.gpu_worker.devices import open as opening
 from penstock.kernels.native.build import BuildError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config import Config, ConfigError, ModelOptions
+from penstock.config import Config, ConfigError, ModelOptions
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 from penstock.gpu_worker.startup import replacement
 from penstock.gpu_worker.startup.replacement import StillNoMemoryError, start_again, wait_until_settled

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.startup import pool
 from penstock.gpu_worker.startup.start import start

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.described import model_config_of
-from penstock.core.checkpoint.description.model_config import ModelConfig
-from penstock.core.checkpoint.finding.registry import open_model
-from penstock.core.config.ranks import Place
+from penstock.config.ranks import Place
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.parallel.alone import ALONE
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.step_limits import with_limits
+from penstock.models.described import model_config_of
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.finding.registry import open_model
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 

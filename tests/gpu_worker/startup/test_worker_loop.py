@@ -14,7 +14,6 @@ import pytest
 import structlog
 from torch import Tensor
 
-from penstock.core.checkpoint.files.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.images.store import EmbeddingStore
@@ -39,6 +38,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from penstock.models.files.folder import HuggingFaceFolder
 
 HELLO = WorkerHello(1, "w", 0, "f", "cpu", "float32", 10, 20, 4, 5, 2, 8)
 END = Refused("the test is over")

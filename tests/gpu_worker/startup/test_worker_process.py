@@ -15,7 +15,7 @@ import pytest
 import torch
 import zmq
 
-from penstock.core.config import Config, IpcOptions
+from penstock.config import Config, IpcOptions
 from penstock.ipc import process, sockets
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (

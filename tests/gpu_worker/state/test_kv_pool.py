@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.checkpoint.description.model_config import KVShape, ModelConfig
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.open import choose_dtype, open_device
 from penstock.gpu_worker.state.kv_pool import (
@@ -19,6 +17,8 @@ from penstock.gpu_worker.state.kv_pool import (
     page_groups,
     plan_pool,
 )
+from penstock.models.description.model_config import KVShape, ModelConfig
+from penstock.models.families.registry import parse_model_config
 from tests.gpu_worker.engine_in_process import make_config
 
 GIB = 1 << 30

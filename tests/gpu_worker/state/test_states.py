@@ -7,13 +7,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.state_limits import check_states
-from penstock.core.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.state.state_slots import StateSlots, state_slots
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
+from penstock.models.state_limits import check_states
 from penstock.options import config_of
 
 RAW: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.checkpoint.description.decoder import Decoder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.mixed_graphs import GraphSize, MixedGraphs, mixed_sizes, padded_mixed
+from penstock.models.description.decoder import Decoder
 
 
 def decoder(weights_per_layer: int = 1000, num_layers: int = 2) -> Decoder:

@@ -7,7 +7,7 @@ import pytest
 import structlog
 import torch
 
-from penstock.core.config import ConfigError
+from penstock.config import ConfigError
 from penstock.gpu_worker.profiler import StepProfiler
 
 

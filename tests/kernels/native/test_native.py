@@ -9,9 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.description.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.weights.decoder import decoder_tensors
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
@@ -24,6 +21,9 @@ from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.program.builder import ProgramBuilder
 from penstock.kernels.sampling.token_masks import mask_tokens_reference
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
+from penstock.models.weights.decoder import decoder_tensors
 from tests.gpu_worker.checkpoints import attention_of
 from tests.kernels.native.native_library import load_library
 

@@ -1,0 +1,29 @@
+"""Configuration and checkpoint description, shared by all processes."""
+
+from penstock.config.options import (
+    Config,
+    ConfigError,
+    FrontendOptions,
+    IpcOptions,
+    LogOptions,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    WorkerOptions,
+    channel_keys,
+    validate,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "FrontendOptions",
+    "IpcOptions",
+    "LogOptions",
+    "ModelOptions",
+    "ParallelOptions",
+    "SchedulerOptions",
+    "WorkerOptions",
+    "channel_keys",
+    "validate",
+]

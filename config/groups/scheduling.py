@@ -1,0 +1,182 @@
+"""Options: the scheduler."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.config.groups.base import Options, Shown
+
+BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
+PreemptionKind = Literal["recompute", "swap", "auto"]
+
+
+class SchedulerOptions(Options, frozen=True):
+    """How steps are filled."""
+
+    max_num_seqs: Annotated[
+        int,
+        Meta(
+            description="Most sequences in one step (rows). 0: what suits the device, from 64 on a CPU to 256 on a GPU "
+            "with much memory.",
+            ge=0,
+            le=4096,
+        ),
+        Shown(
+            line="most sequences in one step (default: by the device)",
+            also=("-np", "--parallel", "--max-running-requests"),
+        ),
+    ] = 0
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            description="Most tokens computed in one step. 0: what suits the device, from 2,048 on a CPU to 8,192 on a "
+            "GPU with much memory.",
+            ge=0,
+            le=1 << 20,
+        ),
+        Shown(line="most tokens in one step (default: by the device)"),
+    ] = 0
+    max_prefill_ms: Annotated[
+        int,
+        Meta(
+            description="Longest time for a step that computes prompts while other requests are streaming, in "
+            "milliseconds: prompts are cut into smaller chunks to keep to it. 0: no limit.",
+            ge=0,
+        ),
+        Shown(line="longest step with prompts while others stream"),
+    ] = 250
+    page_size: Annotated[
+        int,
+        Meta(description="Tokens per KV page, a power of two. 0: what suits the device.", ge=0, le=1024),
+        Shown(also=("--block-size",)),
+    ] = 0
+    pipeline_depth: Annotated[
+        int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
+    ] = 1
+    enable_prefix_caching: Annotated[
+        bool,
+        Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes."),
+        Shown(line="compute equal beginnings of prompts each time anew"),
+    ] = True
+    scheduling_policy: Annotated[
+        str,
+        Meta(
+            description="Order of waiting requests (docs/scheduling.md): 'fcfs' by arrival, 'priority' by the "
+            "request's priority, 'sjf' the least predicted work, 'hrrn' the highest response ratio, 'cache-aware' the "
+            "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
+            "the request's targets, or MODULE:CLASS, a policy of your own."
+        ),
+        Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
+    ] = "fcfs"
+    max_policy_delay: Annotated[
+        float,
+        Meta(
+            description="A request that has waited this many seconds comes before all that have waited for less, "
+            "whatever the policy; such requests take turns as under fcfs. 0: the policy's default.",
+            ge=0.0,
+        ),
+        Shown("SECONDS"),
+    ] = 0.0
+    late_requests: Annotated[
+        Literal["demote", "refuse"],
+        Meta(
+            description="What happens under --scheduling-policy deadline to a request that cannot meet its targets any "
+            "more: 'demote' serves it behind those that can, 'refuse' answers it with status 429."
+        ),
+    ] = "demote"
+    batching: Annotated[
+        BatchingName,
+        Meta(
+            description="When waiting sequences begin: 'continuous' as soon as there is room; 'static' in batches, the "
+            "next one when the last sequence of a batch has ended; 'dynamic' as static, but a batch begins only when "
+            "it is full or its first request has waited for --batch-wait-ms; 'length-aware' as static, with sequences "
+            "whose outputs are predicted to be of about the same length."
+        ),
+    ] = "continuous"
+    batch_size: Annotated[
+        int,
+        Meta(description="Most sequences of a batch, if --batching is not continuous. 0: as many as rows.", ge=0),
+    ] = 0
+    batch_wait_ms: Annotated[
+        int,
+        Meta(
+            description="Longest wait for a full batch, in milliseconds, from its first request on, if --batching is "
+            "dynamic.",
+            ge=0,
+        ),
+    ] = 100
+    max_num_queued_seqs: Annotated[
+        int,
+        Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1),
+        Shown(line="most sequences in the queue, else status 429"),
+    ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            description="Most prompt tokens in the queue. Further requests are refused with status 429, unless "
+            "the queue is empty.",
+            ge=1,
+        ),
+    ] = 4 << 20
+    queue_patience: Annotated[
+        float,
+        Meta(
+            description="A request is refused with status 429 if it would wait longer than this many seconds for a "
+            "row, at the rate at which the queue is emptying. At least as many requests as there are rows may always "
+            "wait. 0: no limit.",
+            ge=0.0,
+        ),
+        Shown("SECONDS", "longest wait for a row, else status 429"),
+    ] = 4.0
+    overload_order: Annotated[
+        Literal["oldest", "newest"],
+        Meta(description="Which request goes first once the queue is half full: the oldest or the newest."),
+    ] = "oldest"
+    queue_timeout: Annotated[
+        float,
+        Meta(
+            description="Longest wait for a first row, in seconds. After that the request fails with status 504. "
+            "0: no limit.",
+            ge=0.0,
+        ),
+    ] = 0.0
+    preemption: Annotated[
+        PreemptionKind,
+        Meta(
+            description="How a preempted sequence comes back: 'recompute' computes it again, 'swap' keeps its pages in "
+            "host memory, and 'auto' takes what costs less as measured. Without --host-kv-gib all are computed again."
+        ),
+    ] = "auto"
+    min_prefill_tokens: Annotated[
+        int,
+        Meta(
+            description="With --role: a prompt with fewer uncached tokens than this is computed by the decode engine "
+            "itself.",
+            ge=1,
+        ),
+    ] = 64
+    step_trace: Annotated[
+        str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
+    ] = ""
+    record: Annotated[
+        str,
+        Meta(
+            description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
+            " reads. Empty: no recording."
+        ),
+        Shown("PATH", "write down what happens, for `penstock replay`"),
+    ] = ""
+    record_mib: Annotated[
+        int,
+        Meta(
+            description="Size of the recording in MiB, over all its files. The oldest lines are dropped for new ones.",
+            ge=1,
+        ),
+    ] = 256
+    record_prompts: Annotated[
+        bool,
+        Meta(
+            description="Record the tokens of prompts and outputs too, without which nothing can be computed again. "
+            "Whoever reads the file then reads what users wrote."
+        ),
+    ] = False

@@ -1,0 +1,204 @@
+"""Every option of Penstock, once: name, type, default, bounds and meaning.
+
+The command line (`flags.py`), the messages between supervisor and children, and the reference in
+the docs are all made from the structs in `groups/`, so they cannot drift apart.
+"""
+
+import re
+from pathlib import Path
+
+from penstock.config.groups.base import Options
+from penstock.config.groups.frontend import FrontendOptions
+from penstock.config.groups.ipc import IpcOptions
+from penstock.config.groups.log import LogFormat, LogOptions
+from penstock.config.groups.model import ModelImpl, ModelOptions
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.config.groups.scheduling import BatchingName, PreemptionKind, SchedulerOptions
+from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
+from penstock.config.networks import problem_with_network
+from penstock.config.observing import problem_with_observers
+from penstock.config.speculative import speculative_config
+from penstock.ipc.addresses import addresses_in, is_tcp
+from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
+
+__all__ = [
+    "BatchingName",
+    "Config",
+    "ConfigError",
+    "CpuKernels",
+    "DTypeName",
+    "FrontendOptions",
+    "IpcOptions",
+    "KVCacheDType",
+    "LogFormat",
+    "LogOptions",
+    "ModelImpl",
+    "ModelOptions",
+    "Options",
+    "ParallelOptions",
+    "PreemptionKind",
+    "SchedulerOptions",
+    "WorkerOptions",
+    "channel_keys",
+    "check_engines",
+    "check_tiers",
+    "validate",
+]
+
+
+class Config(Options, frozen=True):
+    """All options of one launch, by group. Frozen: whoever needs another value makes another Config."""
+
+    model: ModelOptions = ModelOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    worker: WorkerOptions = WorkerOptions()
+    parallel: ParallelOptions = ParallelOptions()
+    frontend: FrontendOptions = FrontendOptions()
+    ipc: IpcOptions = IpcOptions()
+    log: LogOptions = LogOptions()
+
+
+_ANYWHERE = {"0.0.0.0", "::", "*"}
+"""All addresses of a host: to listen on, but not to connect to."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*,?#@]+")
+"""As browsers write it: lower case, no path."""
+
+
+class ConfigError(ValueError):
+    """An option, or the checkpoint that it names, cannot work; the message is one clear sentence."""
+
+
+def validate(config: Config) -> Config:
+    """Check what one field's bounds cannot say; return the config unchanged.
+
+    Raises:
+        ConfigError: with the option's flag and its value.
+    """
+    page_size = config.scheduler.page_size
+    if page_size & (page_size - 1):
+        raise ConfigError(f"--page-size must be a power of two, got {page_size}")
+    if config.scheduler.record_prompts and not config.scheduler.record:
+        raise ConfigError("--record-prompts has no effect without --record FILE")
+    if bool(config.worker.disk_kv) != bool(config.worker.disk_kv_gib):
+        raise ConfigError("--disk-kv FOLDER and --disk-kv-gib SIZE need each other")
+    if config.worker.disk_kv and config.parallel.num_ranks > 1:
+        raise ConfigError(
+            f"--disk-kv: an engine of {config.parallel.num_ranks} workers has no disk tier; --host-kv-gib works"
+        )
+    try:
+        speculative = speculative_config(config.worker.speculative_config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config {config.worker.speculative_config}: {error}") from None
+    if speculative is not None and speculative.method != "ngram" and config.parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--speculative-config: the stages of a pipeline draft with ngram only, not with {speculative.method}"
+        )
+    if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
+        raise ConfigError("--pipeline-layers has no effect without --pipeline-parallel-size")
+    if config.parallel.role and config.parallel.pipeline_parallel_size > 1:
+        raise ConfigError("--role: pages cannot be handed over between pipelines; --tensor-parallel-size can be more")
+    if config.parallel.role and not config.scheduler.enable_prefix_caching:
+        raise ConfigError("--role needs the prefix cache, in which pages of other engines arrive")
+    if len(config.parallel.role) not in (0, 1, config.parallel.data_parallel_size):
+        raise ConfigError(
+            f"--role {','.join(config.parallel.role)}: one role for all engines or one for each of the "
+            f"--data-parallel-size {config.parallel.data_parallel_size}"
+        )
+    if config.scheduler.batch_size and config.scheduler.batching == "continuous":
+        raise ConfigError(
+            f"--batch-size {config.scheduler.batch_size} is for --batching static, dynamic or length-aware; the limit "
+            "for a step's tokens, which llama.cpp calls so, is --max-num-batched-tokens"
+        )
+    if config.ipc.heartbeat_timeout <= config.ipc.heartbeat_interval:
+        raise ConfigError(
+            f"--heartbeat-timeout ({config.ipc.heartbeat_timeout}) must exceed "
+            f"--heartbeat-interval ({config.ipc.heartbeat_interval})"
+        )
+    if config.frontend.admin_port and config.frontend.admin_port == config.frontend.port:
+        raise ConfigError(f"--admin-port ({config.frontend.admin_port}) must be another port than --port")
+    if problem := problem_with_observers(config.frontend):
+        raise ConfigError(problem)
+    for origin in config.frontend.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--cors-origins {origin!r}: an origin is scheme://host or scheme://host:port, nothing else"
+            )
+    for given in config.frontend.trusted_proxies:
+        if problem := problem_with_network(given):
+            raise ConfigError(f"--trusted-proxies {given!r}: {problem}")
+    for flag, address in (
+        ("--frontend-address", config.ipc.frontend_address),
+        ("--worker-address", config.ipc.worker_address),
+        ("--kv-transfer-address", config.parallel.kv_transfer_address),
+    ):
+        if any(map(is_tcp, addresses_in(address))) and not config.ipc.channel_key_file:
+            raise ConfigError(
+                f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
+                "without keys anybody who reaches it could send and read messages"
+            )
+    for address in filter(None, addresses_in(config.ipc.rendezvous_address)):
+        if problem := _problem_with_rendezvous(address, has_keys=bool(config.ipc.channel_key_file)):
+            raise ConfigError(f"--rendezvous-address {address!r}{problem}")
+    channel_keys(config)
+    return config
+
+
+def _problem_with_rendezvous(address: str, *, has_keys: bool) -> str:
+    """Return what is wrong with the place where ranks meet, to be read after it; empty if nothing is."""
+    kind, _, where = address.partition("://")
+    host, _, port = where.rpartition(":")
+    if kind != "file" and (kind != "tcp" or not host or not port.isdecimal()):
+        return ": it must be tcp://HOST:PORT, or file://PATH on one machine"
+    if kind == "tcp" and host.strip("[]") in _ANYWHERE:
+        return " is no place to meet: name the host of the first worker as the other workers reach it"
+    if kind == "tcp" and not has_keys:
+        return (
+            " needs --channel-key-file (make one with `penstock keys --channel FILE`) and a private network: workers "
+            "that meet over TCP listen on all addresses of their hosts; on one machine, leave the option out"
+        )
+    return ""
+
+
+def check_engines(config: Config) -> None:
+    """Check the options of a launch that starts all its engines.
+
+    Raises:
+        ConfigError: with the option's flag.
+    """
+    num_engines = config.parallel.data_parallel_size
+    ipc = config.ipc
+    for flag, given in (
+        ("--frontend-address", ipc.frontend_address),
+        ("--worker-address", ipc.worker_address),
+        ("--rendezvous-address", ipc.rendezvous_address),
+    ):
+        if given and len({*addresses_in(given)}) != num_engines:
+            raise ConfigError(
+                f"{flag} {given!r}: with --data-parallel-size {num_engines} it has as many addresses, one for each "
+                "engine, separated by commas"
+            )
+
+
+def check_tiers(config: Config) -> None:
+    """Check options of the scheduler against those of the worker, where both are known.
+
+    Raises:
+        ConfigError: with the option's flag.
+    """
+    if config.scheduler.preemption == "swap" and not config.worker.host_kv_gib:
+        raise ConfigError("--preemption swap needs host memory for the pages: set --host-kv-gib")
+
+
+def channel_keys(config: Config) -> ChannelKeys | None:
+    """The keys of the launch's tcp:// addresses, if it has any.
+
+    Raises:
+        ConfigError: if the file cannot be used.
+    """
+    if not config.ipc.channel_key_file:
+        return None
+    try:
+        return read_key_file(Path(config.ipc.channel_key_file))
+    except KeyFileError as error:
+        raise ConfigError(f"--channel-key-file {error}") from None

@@ -1,1 +1,0 @@
-"""Commands of `penstock` that need to know how models chat."""

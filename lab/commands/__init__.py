@@ -1,0 +1,1 @@
+"""`penstock plan` and `penstock simulate`."""

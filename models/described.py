@@ -1,0 +1,81 @@
+"""The description of a checkpoint's model, from its config.json and the layout of its experts' tensors."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from msgspec.structs import replace
+
+from penstock.config.options import ModelImpl
+from penstock.models.description.decoder import Decoder, Experts
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.description.names import ExpertLayout
+from penstock.models.families.registry import family_of, parse_model_config
+from penstock.models.files.source import Checkpoint, StoredTensor
+from penstock.models.parsing.text_part import name_in_either_part, name_in_text_part
+from penstock.models.quantization import with_quantization
+
+
+def model_config_of(
+    checkpoint: Checkpoint, impl: ModelImpl = "auto", quantization: str = "", *, with_weights: bool = True
+) -> ModelConfig:
+    """Return the configuration of the model that is served.
+
+    Args:
+        checkpoint: the model's.
+        impl: as in `parse_model_config`.
+        quantization: as in `with_quantization`.
+        with_weights: whether there are weights, which show the layout of a mixture's experts.
+
+    Raises:
+        ConfigError: for what is not supported.
+        LoadError: there are no weights, or they cannot be read.
+    """
+    config = with_quantization(parse_model_config(checkpoint.config, impl), quantization)
+    if not with_weights or not isinstance(config, Decoder) or _first_mixture(config) is None:
+        return config
+    stored = checkpoint.tensors()
+    known = {name: stored[own] for name, own in own_names_of(stored, config).items()}
+    return replace(config, names=replace(config.names, experts=expert_layout(config, known)))
+
+
+def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
+    """Return the checkpoint's own names of tensors by the model's names; unknown tensors are left out."""
+    known_as = family_of(config).known_as
+    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
+    if isinstance(config, Decoder) and config.vision is not None:
+        of_part = partial(name_in_either_part, config.vision)
+    return {known_as(known): name for name in stored if (known := of_part(name)) is not None}
+
+
+def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> ExpertLayout:
+    """Return the layout of the experts in these tensors (by the model's names); the usual one if there are none."""
+    usual, found = decoder.names.experts, _first_mixture(decoder)
+    if found is None:
+        return usual
+    number, experts = found
+    start = decoder.names.layer.format(number) + decoder.names.start_of_experts
+    parts = {name.removeprefix(start): its for name, its in stored.items() if name.startswith(start)}
+    if any(part[:1].isdigit() for part in parts):
+        return "apart"
+    if not any(part.startswith("down_proj") for part in parts):
+        return usual
+    inner, hidden = experts.size * (1 + experts.is_gated), decoder.hidden_size
+    gate_up = "gate_up_proj" if experts.is_gated else "up_proj"
+    shapes = tuple(parts[name].shape[1:] if name in parts else () for name in (gate_up, "down_proj"))
+    # Gates and ups are twice as wide as downs: one of the two shapes decides, whatever the hidden size.
+    fitting: dict[ExpertLayout, bool] = {
+        "joined": shapes == ((inner, hidden), (hidden, experts.size)),
+        "turned": shapes == ((hidden, inner), (experts.size, hidden)),
+    }
+    if fitting.get(usual):
+        return usual
+    return next((layout for layout, fits in fitting.items() if fits), usual if usual != "apart" else "joined")
+
+
+def _first_mixture(decoder: Decoder) -> tuple[int, Experts] | None:
+    """Return the first layer with experts, with its number."""
+    for number, layer in enumerate(decoder.layers):
+        mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
+        if isinstance(mlp, Experts):
+            return number, mlp
+    return None

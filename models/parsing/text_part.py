@@ -1,0 +1,84 @@
+"""Models that also take images or sound: their text part is served, and the weights of other parts are not read."""
+
+from collections.abc import Mapping
+
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
+from penstock.models.vision.tower import VisionTower
+
+_TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
+    "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
+    "LlavaNextForConditionalGeneration": {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+    },
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "Qwen2ForCausalLM", "qwen2_vl": "Qwen2ForCausalLM"},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+    "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3VLMoeTextModel"},
+    "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+}
+"""By architecture, and by the model type of its `text_config`: the architecture of the text part.
+
+The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
+WHOLE_MODELS = tuple(_TEXT_PARTS)
+_TURNING = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+_USUAL_SECTIONS = [24, 20, 20]
+_RENAMED = {
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+    **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
+}
+"""Beginnings of the text part's tensor names: before and since transformers 5, and without the rest of the model."""
+_INHERITED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+_OF_THE_WHOLE = ("tie_word_embeddings",)
+"""Fields whose value in the whole model takes precedence: the output matrix belongs to the whole model."""
+
+
+def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] | None:
+    """Return the architecture and configuration of a model's text part; None if unknown."""
+    types = _TEXT_PARTS.get(architecture)
+    its = None if types is None else fields.object("text_config")
+    if types is not None and its is None and fields.text("model_type") in types:
+        its = fields
+    if types is None or its is None:
+        return None
+    kind = its.text("model_type") or next(iter(types))
+    if kind not in types:
+        return None
+    inherited = {
+        name: fields.raw(name)
+        for name in _INHERITED
+        if fields.has(name) and (its.raw(name) is None or name in _OF_THE_WHOLE)
+    }
+    left_out = {} if its is fields else TEXT_DEFAULTS.get(kind, {})
+    its = its.with_fields({name: size for name, size in left_out.items() if not its.has(name)} | inherited)
+    return types[kind], _turning(its) if architecture in _TURNING else its
+
+
+def _turning(its: JsonFields) -> JsonFields:
+    """Return Qwen3-VL's rotary settings, in which pairs always alternate, whatever the file says."""
+    name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
+    said = its.raw(name) or {}
+    return its.with_fields({name: {"mrope_section": _USUAL_SECTIONS, **said, "mrope_interleaved": True}})
+
+
+def name_in_text_part(name: str) -> str | None:
+    """Return the name that a tensor of the whole model has in the text part; None if it belongs to another part."""
+    return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)
+
+
+def name_in_either_part(vision: VisionTower, name: str) -> str | None:
+    """Like `name_in_text_part`, if the vision tower is served, too."""
+    return vision.name_of(name) or name_in_text_part(name)

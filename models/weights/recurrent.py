@@ -1,0 +1,88 @@
+"""Where a checkpoint has the weights of mixers with a state."""
+
+from functools import cache
+from typing import NamedTuple
+
+from penstock.models.description.decoder import Norm
+from penstock.models.description.names import Names
+from penstock.models.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
+from penstock.models.weights.sources import LinearSource, NormSource, Source, linear, norm_of, prefixed
+
+
+class RecurrentSources(NamedTuple):
+    """The weights of any such mixer; None for those that it lacks."""
+
+    projection: LinearSource
+    gates: LinearSource | None  # of the delta rule: to b, then a
+    conv: Source  # [channels, 1, width]
+    conv_bias: Source | None
+    a_log: Source | None
+    dt_bias: Source | None
+    skip: Source | None
+    norm: NormSource | None
+    out: LinearSource
+
+
+def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) -> RecurrentSources:
+    """Return where each weight is."""
+    conv_name, out = f"{prefix}{names.recurrent_conv}", (prefix + names.recurrent_out,)
+    of_token, of_gates = prefixed(prefix, names.recurrent_in), prefixed(prefix, names.recurrent_gates)
+    sizes: tuple[int, ...]
+    if isinstance(mixer, ShortConv):
+        has_bias, channels, sizes, inner = mixer.has_bias, mixer.size, (3 * mixer.size,), mixer.size
+        conv_bias, norm, num_heads, order = has_bias, None, 0, None
+    elif isinstance(mixer, Mamba2):
+        has_bias, channels, sizes, inner = mixer.has_bias, mixer.conv_channels, (mixer.num_projected,), mixer.inner
+        eps = mixer.norm_eps
+        norm = None if eps is None else norm_of(Norm(eps=eps), prefix + names.recurrent_norm, inner)
+        conv_bias, num_heads, order = mixer.conv_bias, mixer.num_heads, None
+    else:
+        has_bias, channels, inner = False, mixer.conv_channels, mixer.value_size
+        sizes = (channels, inner)
+        norm = norm_of(Norm(eps=mixer.norm_eps), prefix + names.recurrent_norm, mixer.value_dim)
+        conv_bias, num_heads, order = False, mixer.num_value_heads, _projection_order(mixer)
+
+    def of_heads(name: str) -> Source | None:
+        return Source((prefix + name,), ((num_heads,),)) if num_heads else None
+
+    gates = None
+    if isinstance(mixer, GatedDelta):
+        gates = linear(of_gates, (num_heads, num_heads), hidden, False, order=_gates_order(mixer))
+    return RecurrentSources(
+        projection=linear(of_token, sizes, hidden, has_bias, order=order),
+        gates=gates,
+        conv=Source((f"{conv_name}.weight",), ((channels, 1, mixer.conv_width),)),
+        conv_bias=Source((f"{conv_name}.bias",), ((channels,),)) if conv_bias else None,
+        a_log=of_heads(names.a_log),
+        dt_bias=of_heads(names.dt_bias),
+        skip=of_heads(names.skip) if isinstance(mixer, Mamba2) else None,
+        norm=norm,
+        out=linear(out, (hidden,), inner, has_bias),
+    )
+
+
+@cache
+def _projection_order(mixer: GatedDelta) -> tuple[int, ...] | None:
+    """Return the order that puts all of q before k, v and z, if each key head's parts are next to each other."""
+    if not mixer.is_grouped:
+        return None
+    of_values = mixer.value_size // mixer.num_key_heads
+    return _apart((mixer.key_dim, mixer.key_dim, of_values, of_values), mixer.num_key_heads)
+
+
+@cache
+def _gates_order(mixer: GatedDelta) -> tuple[int, ...] | None:
+    if not mixer.is_grouped:
+        return None
+    return _apart((mixer.num_value_heads // mixer.num_key_heads,) * 2, mixer.num_key_heads)
+
+
+def _apart(sizes: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+    """Return the order that puts the first parts of all groups before the second ones; `sizes`: of a group's parts."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(
+        group * sum(sizes) + start + i
+        for start, size in zip(starts, sizes, strict=True)
+        for group in range(num_groups)
+        for i in range(size)
+    )

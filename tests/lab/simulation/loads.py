@@ -1,0 +1,73 @@
+"""Devices of known speed, and simulations of small loads on them."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from penstock.core.engine.step_trace import StepTrace
+from penstock.lab.simulation.arrivals import Arrival
+from penstock.lab.simulation.device import Device, StepShape, Timing
+from penstock.lab.simulation.simulator import Simulator
+from penstock.lab.simulation.study import Load, Machine
+
+
+class KnownDevice(NamedTuple):
+    """Seconds of a step, of each decode, of each position in a context, of each token of a chunk."""
+
+    step: float = 2e-3
+    row: float = 1e-4
+    context: float = 1e-6
+    token: float = 5e-5
+    between: float = 1e-4
+    spread: float = 0.0  # the quickest step takes so much less than the mean, the slowest so much more
+    overlaps_copies: bool = False
+    stages: tuple[float, ...] = (1.0,)
+
+    def walk(self, seed: int) -> "KnownWalk":
+        return KnownWalk(self, random.Random(seed))
+
+    def mean(self, shape: StepShape) -> float:
+        decodes, chunks = shape
+        num_tokens = sum(count for _, count in chunks)
+        return self.step + self.row * len(decodes) + self.context * sum(decodes) + self.token * num_tokens
+
+
+class KnownWalk(NamedTuple):
+    device: KnownDevice
+    rng: random.Random
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.device.mean(shape) * (1 + self.device.spread * self.rng.uniform(-1, 1))
+
+    def gap(self, shape: StepShape) -> float:
+        return self.device.between
+
+
+def machine(device: Device | None = None, timing: Timing | None = None, num_slots: int = 1 << 16) -> Machine:
+    return Machine("known", device or KnownDevice(), timing or Timing(), num_slots, 4096, 1000, kv_bytes_per_token=64.0)
+
+
+def simulator(
+    arrivals: Sequence[Arrival],
+    on: Machine | None = None,
+    *,
+    seed: int = 0,
+    trace: StepTrace | None = None,
+    num_pages: int = 0,
+    host_kv_gib: float = 0.0,
+    **options: object,
+) -> Simulator:
+    on = on or machine()
+    config = Config(
+        scheduler=SchedulerOptions(**options),  # type: ignore[arg-type]
+        worker=WorkerOptions(num_pages=num_pages, host_kv_gib=host_kv_gib),
+        model=ModelOptions(),
+    )
+    requests = Load(arrivals).requests(on)
+    return Simulator(
+        *(config.scheduler, on.hello(config), on.device, on.timing, arrivals, requests),
+        seed=seed,
+        trace=trace,
+        encode_seconds=None if on.tower is None else on.tower.costs.seconds,
+    )
