@@ -1,4 +1,4 @@
-"""Configuration and checkpoint description, shared by all processes."""
+"""Options, shared by all processes."""
 
 from penstock.config.options import (
     Config,

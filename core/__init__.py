@@ -1,1 +1,1 @@
-"""The scheduler process, and what starts and configures all processes. No torch in here."""
+"""The scheduler process, and what starts all processes. No torch in here."""
