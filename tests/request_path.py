@@ -20,7 +20,7 @@ import psutil
 from tests.e2e.servers import serving, stream
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("core", "frontend", "gpu_worker", "ipc", "kernels")
+FOLDERS = ("config", "core", "frontend", "gpu_worker", "ipc", "kernels", "models")
 
 _HOOK = """
 import os, socket, sys, threading

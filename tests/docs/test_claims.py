@@ -89,7 +89,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
     known |= {"--no-" + name.removeprefix("--") for name in known}
     sources = [
         path
-        for folder in ("penstock", "bench", "core", "demo", "kernels")
+        for folder in ("penstock", "bench", "cli", "config", "core", "demo", "kernels", "lab", "models")
         for path in (ROOT / folder).rglob("*.[ps][yh]")
     ]
     known |= {name for path in sources for name in re.findall(r"--[a-z][a-z0-9-]+", path.read_text())}
@@ -178,6 +178,8 @@ def test_nobody_is_told_to_install_the_package_of_another_project() -> None:
     assert set(project["scripts"]) == {"penstock"}
     folders = (
         "bench",
+        "cli",
+        "config",
         "core",
         "demo",
         "deploy",
@@ -186,6 +188,8 @@ def test_nobody_is_told_to_install_the_package_of_another_project() -> None:
         "gpu_worker",
         "ipc",
         "kernels",
+        "lab",
+        "models",
         "penstock",
         "tests",
     )

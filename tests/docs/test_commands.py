@@ -45,6 +45,7 @@ class Workplace:
         for path in ROOT.iterdir():
             if path.name not in _NOT_COPIED:
                 (folder / path.name).symlink_to(path)
+        (folder / "tmp").mkdir()
         tools = folder / ".venv" / "bin"
         tools.mkdir(parents=True)
         self._script(tools / "penstock", f'exec {sys.executable} -m penstock.cli "$@"')
@@ -76,7 +77,7 @@ class Workplace:
         """The commands as they are typed here: this port, this folder's files, the demo model."""
         text = re.sub(r"localhost:\d+", f"localhost:{self.port}", text)
         text = re.sub(r"--port \d+", f"--port {self.port}", text)
-        text = text.replace("/tmp/", f"{self.folder}/")  # before the paths of this clone, which may lie there itself
+        text = text.replace("/tmp/", f"{self.folder}/tmp/")  # before the paths of this clone, which may lie there itself
         text = text.replace("/path/to/checkpoint", str(ROOT / "demo" / "model"))
         return re.sub(r"^make ", "make --old-file=.venv/.made ", text, flags=re.MULTILINE)
 
