@@ -77,7 +77,7 @@ class Workplace:
         """The commands as they are typed here: this port, this folder's files, the demo model."""
         text = re.sub(r"localhost:\d+", f"localhost:{self.port}", text)
         text = re.sub(r"--port \d+", f"--port {self.port}", text)
-        text = text.replace("/tmp/", f"{self.folder}/tmp/")  # before the paths of this clone, which may lie there itself
+        text = text.replace("/tmp/", f"{self.folder}/tmp/")  # before this clone's paths, which may lie there themselves
         text = text.replace("/path/to/checkpoint", str(ROOT / "demo" / "model"))
         return re.sub(r"^make ", "make --old-file=.venv/.made ", text, flags=re.MULTILINE)
 
