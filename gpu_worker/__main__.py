@@ -17,7 +17,7 @@ from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.startup.replacement import StillNoMemoryError
 from penstock.gpu_worker.startup.start import Started, start, start_replacement
-from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, Helpers, Runner, WorkerLoop
+from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, Runner, WorkerLoop
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
@@ -74,7 +74,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
             profiler=profiler,
             memory_use=started.runner.memory_use,
-            helpers=Helpers(started.disk, started.handover, started.runner.image_store, started.take_expert_tokens),
+            parts=started.parts,
         )
         code = loop.run()
         if code == EXIT_FAILED:

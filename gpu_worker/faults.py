@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.worker_loop import Channel, PendingResult, Runner
 from penstock.ipc import faults
 from penstock.ipc.messages import Message, StepPlan, StepResult, ToWorker
@@ -26,10 +25,6 @@ class _FaultyRunner:
         self._after = faults.point("worker.computed")
         self._before_tokens: Callable[[Collection[int]], None] | None = faults.point_about("worker.step")
         self._prompts: dict[int, frozenset[int]] = {}  # by row
-
-    @property
-    def grammar_store(self) -> GrammarStore:
-        return self._runner.grammar_store
 
     def launch(self, plan: StepPlan) -> PendingResult:
         self._before()

@@ -1,47 +1,32 @@
 """The worker's loop: receive plans, launch them, and send their results in order."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from msgspec.structs import replace
 
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
-from penstock.gpu_worker.disk.mover import DiskMover
-from penstock.gpu_worker.grammars.store import GrammarStore
-from penstock.gpu_worker.handover.handover import Handover
+from penstock.gpu_worker.part import WorkerPart, calls, overriding
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
-    DropEmbedding,
-    DropGrammar,
-    DropStoredKV,
-    EncodeImage,
-    ExpertTokens,
     Heartbeat,
-    LoadKV,
     Message,
-    OfferKV,
-    PrepareGrammar,
     ProfileSteps,
-    ReceiveKV,
     Refused,
     SayHello,
     StepPlan,
     StepResult,
-    StopReceivingKV,
-    StoreKV,
     ToWorker,
     Welcome,
-    WithdrawKV,
     WorkerFailed,
     WorkerHello,
 )
 
 if TYPE_CHECKING:
-    from penstock.gpu_worker.images.store import EmbeddingStore
     from penstock.gpu_worker.profiler import StepProfiler
 
 log = structlog.get_logger()
@@ -53,12 +38,8 @@ _SAFE_SECONDS = 0.002
 recent step leaves at least this much time. Then it spins between socket and device. On a CPU a step is done once it is
 launched, so the loop neither waits nor spins."""
 
-_TELL_SECONDS = 2.0
-"""Between two messages with the experts' token counts. Reading the counts waits for the device."""
-
 _LOOK_MS = 2
-"""How long to wait when there is nothing to do but a thread prepares a grammar or moves pages, or a tower has parts
-left."""
+"""How long to wait when there is nothing to do but a part is busy, in a thread of its own or with work that is left."""
 
 
 class Channel(Protocol):
@@ -95,28 +76,11 @@ class PendingResult(Protocol):
 class Runner(Protocol):
     """Executes plans (`ModelRunner`)."""
 
-    @property
-    def grammar_store(self) -> GrammarStore:
-        """Where grammars are prepared."""
-
     def launch(self, plan: StepPlan) -> PendingResult:
         """Begin a step."""
 
     def clear_rows(self) -> None:
         """Forget all sequences."""
-
-
-class Helpers(NamedTuple):
-    """What a worker may do beside its steps; None where its model or its options need none."""
-
-    disk: DiskMover | None = None  # moves pages to and from the disk
-    handover: Handover | None = None  # moves pages from and to other engines
-    images: "EmbeddingStore | None" = None  # makes embeddings of images between steps
-    take_expert_tokens: Callable[[], ExpertTokens | None] | None = None
-    """What this rank's experts have computed since the last call."""
-
-
-_NO_HELPERS = Helpers()
 
 
 class WorkerLoop:
@@ -139,9 +103,9 @@ class WorkerLoop:
         max_silence_ms: int = 10_000,
         profiler: "StepProfiler | None" = None,
         memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        helpers: Helpers = _NO_HELPERS,
+        parts: Sequence[WorkerPart] = (),
     ) -> None:
-        """`memory_use` returns the device's used and total bytes."""
+        """`memory_use` returns the device's used and total bytes; `parts`: what is done beside the steps."""
         self._runner = runner
         self._channel = channel
         self._hello = hello
@@ -149,11 +113,13 @@ class WorkerLoop:
         self._max_silence_ms = max_silence_ms
         self._profiler = profiler
         self._memory_use = memory_use
-        self._disk, self._handover, self._images, self._take_expert_tokens = helpers
-        self._grammars = runner.grammar_store
+        self._orders = {kind: part.order for part in parts for kind in part.orders}
+        self._begins, self._begins_step = calls(parts, "begin"), calls(parts, "begin_step")
+        self._ends_step, self._takes_done = calls(parts, "end_step"), calls(parts, "take_done")
+        self._busy, self._due = overriding(parts, "is_busy"), overriding(parts, "is_due")
         self._pending: deque[PendingResult] = deque()
         self._recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
-        self._began = self._beat_at = self._told_at = monotonic()  # the running step; the last heartbeat, and report
+        self._began = self._beat_at = monotonic()  # the running step; the last heartbeat
         self._has_heard, self._silence_ms = False, 0
 
     def run(self) -> int:
@@ -163,11 +129,13 @@ class WorkerLoop:
         while True:
             try:
                 self._send_results()
-                self._send_finished()
+                for take_done in self._takes_done:
+                    self._send_all(take_done())
                 idle_ms = self._idle_ms()
                 message = self._channel.receive(self._poll_ms() if self._pending and idle_ms else idle_ms)
-                if self._images is not None and self._images.is_due:
-                    self._encode_image(self._images, message)
+                for part in self._due:
+                    if part.is_due and (answer := part.work(message)) is not None:
+                        self._channel.send(answer)
                 if message is not None:
                     self._has_heard, self._silence_ms = True, 0
                     exit_code = self._obey(message)
@@ -184,42 +152,20 @@ class WorkerLoop:
             result = pending.popleft().result()
             self._began = monotonic()  # the start of the next step, if there is one
             self._recent_us.append(result.num_forward_us)
-            if self._images is not None:
-                self._images.stepped(result.num_forward_us / 1e6)
-            if self._handover is not None:
-                self._handover.end_step(result.step_id)
+            for end_step in self._ends_step:
+                end_step(result)
             if self._hello.answers:
                 self._channel.send(result)
 
-    def _send_finished(self) -> None:
-        """Send what threads have finished, and now and then the experts' token counts."""
-        send = self._channel.send
-        if self._take_expert_tokens is not None and monotonic() - self._told_at > _TELL_SECONDS:
-            self._told_at = monotonic()
-            if (tokens := self._take_expert_tokens()) is not None:
-                send(tokens)
-        if self._grammars.is_preparing:
-            for prepared in self._grammars.take_prepared():
-                send(prepared)
-        if self._disk is not None and self._disk.is_busy:
-            for moved in self._disk.take_done():
-                send(moved)
-        if self._handover is not None and self._handover.is_busy:
-            for received in self._handover.take_done():
-                send(received)
+    def _send_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._channel.send(message)
 
     def _idle_ms(self) -> int:
         """How long to wait for a message while no step runs."""
-        images = self._images
-        if images is not None and images.is_due:
+        if any(part.is_due for part in self._due):
             return 0
-        is_helping = (
-            self._grammars.is_preparing
-            or (self._disk is not None and self._disk.is_busy)
-            or (self._handover is not None and self._handover.is_busy)
-            or (images is not None and images.is_busy)
-        )
-        return _LOOK_MS if is_helping else self._heartbeat_ms
+        return _LOOK_MS if any(part.is_busy for part in self._busy) else self._heartbeat_ms
 
     def _poll_ms(self) -> int:
         """How long to wait for a message before checking on the running step again."""
@@ -227,28 +173,11 @@ class WorkerLoop:
             return 1
         return 0
 
-    def _encode_image(self, images: "EmbeddingStore", message: ToWorker | None) -> None:
-        """Compute a part of an image's embedding, unless a plan that goes first has come."""
-        if isinstance(message, StepPlan) and images.yields_to(message):
-            return
-        if (encoded := images.work()) is not None:
-            self._channel.send(encoded)
-
     def _obey(self, message: ToWorker) -> int | None:
         """Do what the scheduler asks for; return an exit code if the worker must end."""
         match message:
             case StepPlan():
                 self._launch(message)
-            case PrepareGrammar():
-                self._grammars.prepare(message)
-            case DropGrammar():
-                self._grammars.drop(message.grammar_id)
-            case EncodeImage() | DropEmbedding() if self._images is not None:
-                self._images.order(message)
-            case StoreKV() | LoadKV() | DropStoredKV() if self._disk is not None:
-                self._disk.order(message)
-            case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if self._handover is not None:
-                self._handover.order(message)
             case ProfileSteps() if self._profiler is not None:
                 self._profiler.record(message.num_steps)
             case Welcome():
@@ -262,6 +191,8 @@ class WorkerLoop:
             case Refused():
                 log.error("refused by the scheduler", reason=message.reason)
                 return EXIT_REFUSED
+            case _ if (order := self._orders.get(type(message))) is not None:
+                order(message)
             case _:
                 pass
         return None
@@ -269,8 +200,8 @@ class WorkerLoop:
     def _launch(self, plan: StepPlan) -> None:
         if not self._pending:
             self._began = monotonic()
-        if self._handover is not None:
-            self._handover.begin_step(plan.step_id)
+        for begin_step in self._begins_step:
+            begin_step(plan.step_id)
         self._pending.append(self._runner.launch(plan))
         if self._profiler is not None:
             self._profiler.step()
@@ -280,11 +211,9 @@ class WorkerLoop:
         if self._hello.num_ranks > 1:
             self._hello = replace(self._hello, was_welcomed=True)
         self._pending.clear()
-        if self._handover is not None:
-            self._handover.begin()
+        for begin in self._begins:
+            begin()
         self._runner.clear_rows()
-        if self._disk is not None:
-            self._disk.begin()
         self._beat()
 
     def _beat(self) -> None:

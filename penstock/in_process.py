@@ -25,10 +25,6 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import (
     AddRequest,
-    DropEmbedding,
-    DropGrammar,
-    EncodeImage,
-    PrepareGrammar,
     SamplingParams,
     SequenceDelta,
     StepPlan,
@@ -118,7 +114,7 @@ class InProcessEngine:
                 deltas += ended
             if has_orders(scheduler):
                 self._order(take_orders(scheduler))
-            if self.runner.grammar_store.is_preparing:
+            if self.runner.grammar_store.is_busy:
                 is_idle = step is None and not self._pending
                 deltas += self.exchange_grammars(wait=is_idle)
                 if is_idle:
@@ -194,7 +190,7 @@ class InProcessEngine:
         If an image failed, the final deltas of its sequences are appended.
         """
         was_busy = store.is_busy
-        if (encoded := store.work(_IMAGE_SECONDS)) is not None:
+        if (encoded := store.encode(_IMAGE_SECONDS)) is not None:
             for ended in self.scheduler.image_encoded(encoded).values():
                 deltas += ended
         return was_busy
@@ -202,14 +198,11 @@ class InProcessEngine:
     def _order(self, orders: Orders) -> None:
         store, images = self.runner.grammar_store, self.runner.image_store
         for order in orders:
-            match order:
-                case PrepareGrammar():
-                    store.prepare(order)
-                case DropGrammar():
-                    store.drop(order.grammar_id)
-                case EncodeImage() | DropEmbedding():
-                    assert images is not None, "the scheduler knows from the worker whether there are images"
-                    images.order(order)
+            if isinstance(order, store.orders):
+                store.order(order)
+            else:
+                assert images is not None, "the scheduler knows from the worker whether there are images"
+                images.order(order)
 
     def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
         """Prepare the grammars that the scheduler asks for; return last deltas of sequences whose grammar failed."""

@@ -32,11 +32,12 @@ FLOORS = {
         "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": (
-        "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover", "drafting",
-        "steps", "startup", "ground",
+        "part", "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover",
+        "drafting", "steps", "startup", "ground",
     ),
 }  # fmt: skip
-"""Folder -> its rooms from the bottom up: each may import those before it. `ground` is the folder's own files."""
+"""Folder -> its rooms from the bottom up: each may import those before it. A file may stand there like a
+room; `ground` is the folder's other files."""
 WITHOUT_TORCH = ("cli", "config", "core", "frontend", "ipc", "models")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "misc.py"}
@@ -91,6 +92,8 @@ def room(module: str) -> str:
     """The room of a module of ours, given without `penstock.`: `core.kv.page_pool` is in `kv`."""
     parts = module.split(".")
     is_file = (ROOT / "/".join(parts[:2])).with_suffix(".py").exists()
+    if is_file and parts[1] in FLOORS[parts[0]]:
+        return parts[1]
     return "ground" if len(parts) < 3 and is_file else parts[1] if len(parts) > 1 else "ground"
 
 

@@ -23,6 +23,7 @@ import structlog
 from penstock.gpu_worker.devices.device import Mark
 from penstock.gpu_worker.disk.segment import KEY_BYTES, DamagedError
 from penstock.gpu_worker.disk.store import DiskStore
+from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
@@ -68,8 +69,10 @@ class _Job:
         self.began = 0.0
 
 
-class DiskMover:
+class DiskMover(WorkerPart):
     """All methods except those of the threads run in the worker's main thread, and none of them waits for the disk."""
+
+    orders = (StoreKV, LoadKV, DropStoredKV)
 
     def __init__(self, store: DiskStore, host: HostPages) -> None:
         self._store = store

@@ -12,7 +12,7 @@ class StoreElsewhere(GrammarStore):
     """Reports every grammar as ready at once: the last stage prepares grammars, and reports their errors."""
 
     def prepare(self, message: PrepareGrammar) -> None:
-        self.is_preparing = True
+        self._is_busy = True
         self._prepared.append(GrammarPrepared(message.grammar_id))
 
 

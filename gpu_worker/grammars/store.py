@@ -21,8 +21,9 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.config import ConfigError
+from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults
-from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 from penstock.models.files.source import Checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 
@@ -86,8 +87,10 @@ class _Made(NamedTuple):
     error: str
 
 
-class GrammarStore:
+class GrammarStore(WorkerPart):
     """All methods except the building run in the worker's main thread."""
+
+    orders = (PrepareGrammar, DropGrammar)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
@@ -103,8 +106,11 @@ class GrammarStore:
         self._thread: threading.Thread | None = None
         self._epoch = 0
         self._before = faults.point("worker.grammar")
-        self.is_preparing = False
-        """Whether there are answers to take, now or soon."""
+        self._is_busy = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_busy
 
     @property
     def num_known(self) -> int:
@@ -117,12 +123,18 @@ class GrammarStore:
         self._live.clear()
         self._wanted.clear()
         self._prepared.clear()
-        self.is_preparing = self._num_pending > 0
+        self._is_busy = self._num_pending > 0
         self._forget_idle()
+
+    def order(self, message: PrepareGrammar | DropGrammar) -> None:
+        if isinstance(message, PrepareGrammar):
+            self.prepare(message)
+        else:
+            self.drop(message.grammar_id)
 
     def prepare(self, message: PrepareGrammar) -> None:
         """Start preparing a grammar."""
-        self.is_preparing = True
+        self._is_busy = True
         text = message.grammar
         known = self._known.get(text)
         if known is not None and known.num_copies < MAX_COPIES:
@@ -143,6 +155,9 @@ class GrammarStore:
         self._wanted.discard(grammar_id)
         self._forget_idle()
 
+    def take_done(self) -> list[GrammarPrepared]:
+        return self.take_prepared() if self._is_busy else []
+
     def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
         """Return answers that became ready since the last call; with `wait`, wait until all requests are answered."""
         while self._num_pending:
@@ -161,7 +176,7 @@ class GrammarStore:
                 self._prepared.append(GrammarPrepared(made.grammar_id, made.error))
             self._forget_idle()
         prepared, self._prepared = self._prepared, []
-        self.is_preparing = self._num_pending > 0
+        self._is_busy = self._num_pending > 0
         return prepared
 
     def get(self, grammar_id: int) -> Prototype | None:

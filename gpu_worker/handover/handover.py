@@ -16,6 +16,7 @@ from penstock.gpu_worker.handover.receiver import Place, Receiver
 from penstock.gpu_worker.handover.transports.registry import make_transports
 from penstock.gpu_worker.handover.transports.transport import Pool, TransportError
 from penstock.gpu_worker.models.model import CountsLayers, Model
+from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.ipc.addresses import is_tcp
 from penstock.ipc.curve import Doorkeeper
@@ -24,6 +25,7 @@ from penstock.ipc.messages import (
     KVSource,
     OfferKV,
     ReceiveKV,
+    StepResult,
     StopReceivingKV,
     WithdrawKV,
     WorkerHello,
@@ -32,8 +34,10 @@ from penstock.ipc.messages import (
 Order = OfferKV | WithdrawKV | ReceiveKV | StopReceivingKV
 
 
-class Handover:
+class Handover(WorkerPart):
     """The pages that other workers read from this one, and those that it reads from them."""
+
+    orders = (OfferKV, WithdrawKV, ReceiveKV, StopReceivingKV)
 
     def __init__(
         self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model, device: Device
@@ -88,10 +92,10 @@ class Handover:
         self._offers.begin_step(step_id)
         self._receiver.begin_step(step_id)
 
-    def end_step(self, step_id: int) -> None:
+    def end_step(self, result: StepResult) -> None:
         """Note that a step has been computed."""
-        self._offers.end_step(step_id)
-        self._receiver.end_step(step_id)
+        self._offers.end_step(result.step_id)
+        self._receiver.end_step(result.step_id)
 
     def begin(self) -> None:
         """The scheduler starts afresh: withdraw all offers, and write nothing more for its earlier orders."""

@@ -10,8 +10,17 @@ from torch import Tensor
 
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.models.vision.tower import Tower
+from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults, shared_files
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef, StepPlan
+from penstock.ipc.messages import (
+    DropEmbedding,
+    EncodeImage,
+    ImageEncoded,
+    PixelRef,
+    StepPlan,
+    StepResult,
+    ToWorker,
+)
 
 
 class PixelsLostError(Exception):
@@ -27,8 +36,10 @@ class _Encoding:
         self.seconds = 0.0
 
 
-class EmbeddingStore:
-    """See the module. Only `work` computes."""
+class EmbeddingStore(WorkerPart):
+    """See the module. Only `encode` computes."""
+
+    orders = (EncodeImage, DropEmbedding)
 
     def __init__(self, tower: Tower) -> None:
         self.tower = tower
@@ -39,21 +50,19 @@ class EmbeddingStore:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `work` has something to do, now or soon."""
         return bool(self._waiting)
 
     @property
     def is_due(self) -> bool:
-        """Whether `work` should be called now."""
         return bool(self._waiting) and self._turns.is_towers(time.perf_counter())
 
-    def yields_to(self, plan: StepPlan) -> bool:
-        """Whether due work lets this step go first."""
-        return self._turns.yields_to(plan)
+    def end_step(self, result: StepResult) -> None:
+        self._turns.stepped(result.num_forward_us / 1e6)
 
-    def stepped(self, seconds: float) -> None:
-        """Note that a step has been computed on the same device, in this time."""
-        self._turns.stepped(seconds)
+    def work(self, coming: ToWorker | None) -> ImageEncoded | None:
+        if isinstance(coming, StepPlan) and self._turns.yields_to(coming):
+            return None
+        return self.encode()
 
     def embeddings(self, embedding_id: int) -> Tensor:
         """[embeddings, H]. Raises KeyError if they are not ready."""
@@ -74,7 +83,7 @@ class EmbeddingStore:
         self._waiting.clear()
 
     @torch.inference_mode()
-    def work(self, seconds: float | None = None) -> ImageEncoded | None:
+    def encode(self, seconds: float | None = None) -> ImageEncoded | None:
         """Go on with the oldest picture for about this many seconds (None: for one turn), but at least by one part.
 
         Returns:

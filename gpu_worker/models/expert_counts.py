@@ -1,14 +1,19 @@
 """Counts of the tokens that the experts on this rank have computed, for the scheduler."""
 
 from collections.abc import Mapping
+from time import monotonic
 
 import torch
 
+from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc.messages import ExpertTokens, LayerTokens
 from penstock.kernels.experts.held_experts import HeldExperts
 
+_TELL_SECONDS = 2.0
+"""Between two messages. Reading the counts waits for the device."""
 
-class ExpertCounts:
+
+class ExpertCounts(WorkerPart):
     """Reads the counters that the layers of a model fill."""
 
     def __init__(self, held: Mapping[int, HeldExperts]) -> None:
@@ -16,7 +21,15 @@ class ExpertCounts:
         self._held = held
         self._ids = {layer: its.ids() for layer, its in held.items()}
         self._told = {layer: [0] * len(ids) for layer, ids in self._ids.items()}
+        self._told_at = monotonic()
         self.take()  # the made-up tokens of measurements and of the warm-up are nobody's load
+
+    def take_done(self) -> tuple[ExpertTokens, ...]:
+        if monotonic() - self._told_at <= _TELL_SECONDS:
+            return ()
+        self._told_at = monotonic()
+        tokens = self.take()
+        return () if tokens is None else (tokens,)
 
     def take(self) -> ExpertTokens | None:
         """The counts of all layers since the last call; None if there are none. Waits for the device."""

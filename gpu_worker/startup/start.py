@@ -22,6 +22,7 @@ from penstock.gpu_worker.drafting.guarded import guarded
 from penstock.gpu_worker.handover.handover import Handover
 from penstock.gpu_worker.models.expert_counts import ExpertCounts
 from penstock.gpu_worker.parallel.ranks import Ranks
+from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.disk_tier import open_disk
 from penstock.gpu_worker.startup.hello import hello_of
 from penstock.gpu_worker.startup.loaded import Loaded, load
@@ -30,7 +31,7 @@ from penstock.gpu_worker.startup.replacement import start_again, wait_until_sett
 from penstock.gpu_worker.startup.warm_up import Limits, warm_up
 from penstock.gpu_worker.state.kv_pool import KVPool, PoolSize
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.ipc.messages import ExpertTokens, WorkerHello
+from penstock.ipc.messages import WorkerHello
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.steps.stage_runner import StageRunner
@@ -48,7 +49,13 @@ class Started(NamedTuple):
     bytes_read: int = 0  # of the checkpoint's tensors
     handover: Handover | None = None
     stage: "StageRunner | None" = None  # in a pipeline, it drives the runner
-    take_expert_tokens: Callable[[], ExpertTokens | None] | None = None
+    experts: ExpertCounts | None = None
+
+    @property
+    def parts(self) -> list[WorkerPart]:
+        """All that the worker does beside its steps."""
+        found = self.runner.grammar_store, self.runner.image_store, self.disk, self.handover, self.experts
+        return [part for part in found if part is not None]
 
 
 def start_replacement(config: Config, rank: Rank) -> Started:
@@ -91,8 +98,8 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         handover = Handover(config, rank, hello, kv, model, loaded.device)
         hello = replace(hello, kv_sources=(handover.source,))
     stage = open_stage(config, runner, ranks, loaded.device)
-    take_expert_tokens = ExpertCounts(model.held_experts).take if model.held_experts else None
-    return Started(runner, hello, ranks, disk, loaded.bytes_read, handover, stage, take_expert_tokens)
+    experts = ExpertCounts(model.held_experts) if model.held_experts else None
+    return Started(runner, hello, ranks, disk, loaded.bytes_read, handover, stage, experts)
 
 
 def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> tuple[ModelRunner, KVPool]:

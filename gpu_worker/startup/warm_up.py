@@ -130,7 +130,7 @@ def _image_plans(limits: Limits, store: "EmbeddingStore") -> Iterator[StepPlan]:
     pixels = bytes(4 * prod(shape))
     tensors = (PixelTensor("pixel_values", "float32", shape, 0),)
     store.order(EncodeImage(1, key, grid, count, PixelRef("", len(pixels), tensors, pixels)))
-    while (encoded := store.work(1.0)) is None:
+    while (encoded := store.encode(1.0)) is None:
         pass
     if encoded.error:
         raise RuntimeError(f"the vision tower cannot be warmed up: {encoded.error}")

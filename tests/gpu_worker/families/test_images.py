@@ -143,7 +143,7 @@ class Seeing(Scored):
         encoded, most = None, 16 * 2 * _largest_products(self.store.tower)
         while encoded is None:
             with FlopCounterMode(display=False) as counted:
-                encoded = self.store.work(0.0)
+                encoded = self.store.encode(0.0)
             assert counted.get_total_flops() <= most, "a part is of 16 vectors here"
         assert not encoded.error
         assert encoded.embedding_id == embedding_id
@@ -293,7 +293,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     )
     for message in (*bad, gone):
         store.order(message)
-        encoded = store.work(1.0)
+        encoded = store.encode(1.0)
         assert encoded is not None
         assert encoded.error
         assert encoded.is_lost == (message is gone)

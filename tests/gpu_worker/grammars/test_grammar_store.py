@@ -37,10 +37,10 @@ def test_a_text_is_made_once_and_remembered(folder: Path) -> None:
     store = GrammarStore(open_checkpoint(folder))
     text = regex(folder, "[a-z]+")
     store.prepare(PrepareGrammar(1, text))
-    assert store.is_preparing
+    assert store.is_busy
     assert store.get(1) is None
     assert store.take_prepared(wait=True) == [GrammarPrepared(1)]
-    assert not store.is_preparing
+    assert not store.is_busy
     first = store.get(1)
     assert first is not None
     store.drop(1)

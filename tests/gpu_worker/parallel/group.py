@@ -115,7 +115,7 @@ class _Runner:
 
 
 class _NoGrammars:
-    is_preparing = False
+    is_busy = False
 
 
 class GroupEngine(Scored):

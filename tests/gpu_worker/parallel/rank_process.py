@@ -44,8 +44,8 @@ def serve_rank(channel: Connection, number: int, num_ranks: int) -> None:
                 channel.send(started.runner.launch(message).result())
             elif message == EXPERT_TOKENS:
                 assert started is not None
-                assert started.take_expert_tokens is not None
-                channel.send(started.take_expert_tokens())
+                assert started.experts is not None
+                channel.send(started.experts.take())
         except Exception as error:
             channel.send(error)
 

@@ -20,7 +20,7 @@ from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, Helpers, WorkerLoop
+from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, WorkerLoop
 from penstock.ipc.messages import (
     EncodeImage,
     GrammarPrepared,
@@ -104,7 +104,8 @@ class Scripted:
 
 
 def run(device: SlowDevice, channel: Scripted) -> int:
-    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, max_silence_ms=300).run()
+    parts = [device.grammar_store]
+    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, 100, max_silence_ms=300, parts=parts).run()
 
 
 def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
@@ -143,8 +144,8 @@ class QuickDevice(SlowDevice):
 
 
 def loop_with_images(device: SlowDevice, channel: Scripted, pictures: Any) -> WorkerLoop:
-    helpers = Helpers(images=EmbeddingStore(pictures))
-    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, helpers=helpers)
+    parts = [EmbeddingStore(pictures)]
+    return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, parts=parts)
 
 
 class Pictures:
