@@ -4,7 +4,7 @@ A part overrides the methods that it needs, and only those are ever called: the 
 who overrides what. So a part that is not there costs nothing, and the loop knows none by name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from penstock.ipc.messages import Message, StepResult, ToWorker
@@ -50,13 +50,3 @@ class WorkerPart:
             coming: what the loop does next. It is for the part to let a `StepPlan` go first.
         """
         return None
-
-
-def overriding(parts: Sequence[WorkerPart], name: str) -> list[WorkerPart]:
-    """The parts that have a method or property of their own by this name."""
-    return [part for part in parts if getattr(type(part), name) is not getattr(WorkerPart, name)]
-
-
-def calls(parts: Sequence[WorkerPart], name: str) -> list[Callable[..., Any]]:
-    """The methods by this name of the parts that override it."""
-    return [getattr(part, name) for part in overriding(parts, name)]

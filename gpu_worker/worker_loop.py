@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
-from penstock.gpu_worker.part import WorkerPart, calls, overriding
+from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
@@ -25,6 +26,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from penstock.ipc.overrides import calls, overriding
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.profiler import StepProfiler
@@ -114,9 +116,10 @@ class WorkerLoop:
         self._profiler = profiler
         self._memory_use = memory_use
         self._orders = {kind: part.order for part in parts for kind in part.orders}
-        self._begins, self._begins_step = calls(parts, "begin"), calls(parts, "begin_step")
-        self._ends_step, self._takes_done = calls(parts, "end_step"), calls(parts, "take_done")
-        self._busy, self._due = overriding(parts, "is_busy"), overriding(parts, "is_due")
+        overridden = partial(calls, WorkerPart, parts)
+        self._begins, self._begins_step = overridden("begin"), overridden("begin_step")
+        self._ends_step, self._takes_done = overridden("end_step"), overridden("take_done")
+        self._busy, self._due = (overriding(WorkerPart, parts, name) for name in ("is_busy", "is_due"))
         self._pending: deque[PendingResult] = deque()
         self._recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
         self._began = self._beat_at = monotonic()  # the running step; the last heartbeat

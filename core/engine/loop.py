@@ -32,7 +32,8 @@ from penstock.core.policies.registry import make_policy
 from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.reasons import late_reasons, list_requests
 from penstock.core.scheduling.scheduler import Refusal, Scheduler, UnexpectedResultError
-from penstock.core.scheduling.suspects import ENDS_WORKERS, Culprits, suspect_ids
+from penstock.core.scheduling.suspects import Culprits, suspect_ids
+from penstock.core.scheduling.trials import ENDS_WORKERS
 from penstock.ipc import faults
 from penstock.ipc.channel import PeerId
 from penstock.ipc.codec import MalformedMessage, unpack_int32

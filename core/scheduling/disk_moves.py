@@ -26,7 +26,8 @@ from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.kv.page_pool import MISSING, CacheNode
 from penstock.core.kv.tiers import Tiers
-from penstock.core.scheduling.step_record import DISK
+from penstock.core.scheduling.part import SchedulerPart
+from penstock.core.scheduling.step_record import DISK, count_of, time_of
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.prefill_pace import PrefillPace
@@ -88,9 +89,10 @@ class _Move(NamedTuple):
     request: Request | None = None  # that waits for this move
 
 
-class DiskMoves:
+class DiskMoves(SchedulerPart):
     """One worker's disk tier, and all moves to it and from it."""
 
+    stats_field = "disk"
     __slots__ = (
         "_after_plan", "_fetches", "_kv", "_messages", "_moves", "_next_id", "_noted", "_predict_us", "_store_id",
         "_us_per_page", "_voided", "_waiting", "disk", "is_writing", "totals",
@@ -281,6 +283,10 @@ class DiskMoves:
         fetch.move_id = -1
         self._waiting.release(request)
 
+    def entered(self, seq: Sequence, num_cached: int) -> int:
+        self.leave(seq.request)
+        return num_cached
+
     def leave(self, request: Request) -> None:
         """A request has got a row, is paused, or has ended: it waits for nothing."""
         fetch = self._fetches.pop(request, None)
@@ -289,8 +295,12 @@ class DiskMoves:
 
     # --- out ----------------------------------------------------------------------------------
 
-    def note(self, seq: Sequence) -> None:
-        """A sequence is about to leave its row: note its path in the prefix cache if it is worth keeping."""
+    def left_row(self, seq: Sequence) -> bool:
+        self._note(seq)
+        return False
+
+    def _note(self, seq: Sequence) -> None:
+        """Note a sequence's path in the prefix cache if it is worth keeping."""
         node, size = seq.cache_node, self._kv.page_size
         num_pages = seq.num_tree_pages
         if node is None or not num_pages or not self.is_writing:
@@ -317,12 +327,13 @@ class DiskMoves:
                 if not self.disk.touch(key) and len(self._noted) < MAX_NOTED:
                     self._noted.setdefault(key, Noted(node, number, index))
 
-    def advance(self, *, is_idle: bool) -> None:
+    def advance(self, *, is_idle: bool) -> tuple[()]:
         """Before the next plan: end waits that took too long, and order noted pages to be written."""
         if self._fetches:
             self._expire()
         if self._noted and self._store_id < 0 and self.disk.is_listed:
             self._store(_STORED_IDLE if is_idle else _STORED_BUSY)
+        return ()
 
     def _store(self, most: int) -> None:
         """Order some of the noted pages to be written."""
@@ -418,6 +429,12 @@ class DiskMoves:
             self.is_writing,
             disk.is_listed,
         )
+
+    def why(self, request: Request) -> str:
+        if request not in self._fetches:
+            return ""
+        num_pages, seconds = self.awaited(request)
+        return f"{count_of(num_pages, 'page')}, for at most {time_of(seconds * 1e6)}"
 
     def awaited(self, request: Request) -> tuple[int, float]:
         """Return how many pages a request waits for, and for how many seconds more at most."""

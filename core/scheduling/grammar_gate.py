@@ -14,9 +14,12 @@ A worker may die of the grammar that it is preparing, or of the step that it com
 
 from collections import deque
 
+from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import GRAMMAR
-from penstock.core.scheduling.trials import Trials
-from penstock.core.sequences.sequence import Request
+from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
+from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 
@@ -42,7 +45,7 @@ class _Live:
         self.is_ready = False
 
 
-class GrammarGate:
+class GrammarGate(SchedulerPart):
     """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
@@ -58,6 +61,8 @@ class GrammarGate:
         "trials",
     )
 
+    asks_worker = True
+
     def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
         self._waiting = waiting
         self._max_live = max_live
@@ -69,14 +74,16 @@ class GrammarGate:
         self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
         self.messages: Messages = []  # for the worker, until they are taken
         self.trials = trials
+        trials.at_end.append(self._ask_again)
         """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def admits(self, request: Request) -> bool:
-        """Return whether the request at the head of the queue may enter a row; otherwise it is held, off the queue."""
-        sampling = request.sampling
+    def admits(self, seq: Sequence, start: Start) -> bool:
+        request, sampling = seq.request, seq.request.sampling
+        if not sampling.grammar:
+            return True
         live = self._live.get(sampling.grammar)
         if live is None:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
@@ -104,7 +111,7 @@ class GrammarGate:
             return []  # no request needs it any more
         live.is_ready = not message.error
         self.trials.settled(live.text)
-        self.advance()
+        self._ask_again()
         if message.error:
             return list(live.users)
         for request in reversed(live.users):  # each goes to the head of its line
@@ -112,7 +119,8 @@ class GrammarGate:
         return []
 
     def leave(self, request: Request) -> None:
-        """A request has ended or is paused: it no longer needs its grammar."""
+        if not request.sampling.grammar:
+            return
         live = self._ids.get(request.grammar_id)
         request.grammar_id = 0
         if live is not None:
@@ -123,28 +131,32 @@ class GrammarGate:
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
             self.trials.abandoned(live.text)
-            self.advance()
+            self._ask_again()
         # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
                 return  # it asks again at the head of the queue
+
+    def let_go(self, request: Request) -> None:
+        if request.grammar_id:
+            self.leave(request)
 
     def take_messages(self) -> Messages:
         """Return the pending messages for the worker, in order."""
         messages, self.messages = self.messages, []
         return messages
 
-    def reset(self, max_live: int, *, has_died: bool) -> list[Request]:
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget the old worker's grammars: each is requested again when its requests' turn comes.
 
         Args:
-            max_live: how many the new worker may have.
+            limits: of the new worker.
             has_died: whether the old one died, for whatever reason.
 
         Returns:
             The requests that need the grammar that killed it.
         """
-        self._max_live = max_live
+        self._max_live = limits.max_num_seqs
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
         if has_died and unready is not None:  # the worker prepares one at a time
@@ -160,14 +172,14 @@ class GrammarGate:
         self._holds_for_trial = False
         self.messages.clear()
         self._waiting.release_all()
-        return culprits
+        return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
     def num_under_way(self) -> int:
         """How many are being prepared, or are to be."""
         return sum(not live.is_ready for live in self._live.values())
 
-    def advance(self) -> None:
+    def _ask_again(self) -> None:
         """Let those ask again that were held because a suspect was made alone, or was to be."""
         if not self._holds_for_trial or self.trials.current is not None or self.num_under_way:
             return

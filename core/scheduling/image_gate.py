@@ -15,10 +15,12 @@ A worker may die of the image that it is encoding. So that image is encoded alon
 
 from collections import OrderedDict, deque
 
+from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import IMAGE
-from penstock.core.scheduling.trials import Trials
+from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import Refusal, WorkerLimits, check_images
-from penstock.core.sequences.sequence import Request
+from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats
 from penstock.ipc.page_keys import image_marks
@@ -48,13 +50,15 @@ class _Live:
         self.is_ready = False
 
 
-class ImageGate:
+class ImageGate(SchedulerPart):
     """The live embeddings of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
         "_asking", "_ids", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made", "_num_us",
         "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
     )  # fmt: skip
+
+    stats_field, asks_worker = "images", True
 
     def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int, trials: Trials) -> None:
         """`position_bytes`: size of one position's embedding."""
@@ -76,18 +80,15 @@ class ImageGate:
     def __len__(self) -> int:
         return len(self._live)
 
-    def admits(self, request: Request, num_tokens: int) -> bool:
-        """Return whether a request at the head of the queue may enter a row; otherwise it is held, off the queue.
-
-        `num_tokens`: tokens of it that need not be computed.
-        """
-        needed = [image for image in request.images if image.start + image.length > num_tokens]
+    def admits(self, seq: Sequence, start: Start) -> bool:
+        request = seq.request
+        needed = [image for image in request.images if image.start + image.length > start.num_tokens]
         found = [live for image in needed if (live := self._live.get(image.key)) is not None and live.is_ready]
         if len(found) < len(needed):
             self._waiting.hold(request, IMAGE)
             self._asking[request] = needed
             self._lines.setdefault(request.tenant, deque()).append(request)
-            self.advance()
+            self._order_more()
             return False
         for image, live in zip(needed, found, strict=True):
             self._num_found += request not in live.users
@@ -96,7 +97,11 @@ class ImageGate:
         request.embedding_ids |= {live.key: live.embedding_id for live in found}
         return True
 
-    def advance(self) -> None:
+    def advance(self, *, is_idle: bool) -> tuple[()]:
+        self._order_more()
+        return ()
+
+    def _order_more(self) -> None:
         """Order images of the requests in line, as far as there is room."""
         lines = self._lines
         while lines and self.trials.current is None:
@@ -122,7 +127,7 @@ class ImageGate:
             self._drop(live)  # other ranks may have it
             for user in live.users:  # they end: their other images are not asked for
                 self._asking.pop(user, None)
-            self.advance()
+            self._order_more()
             return list(live.users)
         live.is_ready = True
         self._num_encoded += 1
@@ -130,7 +135,7 @@ class ImageGate:
             if request in self._asking and all(self._is_ready(image) for image in self._asking[request]):
                 del self._asking[request]
                 self._waiting.release(request)
-        self.advance()
+        self._order_more()
         return []
 
     def num_embeddings(self, embedding_id: int) -> int:
@@ -157,7 +162,11 @@ class ImageGate:
                 self.num_under_way -= 1
                 self.trials.abandoned(live.key)
                 self._drop(live)
-        self.advance()
+        self._order_more()
+
+    def let_go(self, request: Request) -> None:
+        if request.images:
+            self.leave(request)
 
     def drop_unused(self) -> None:
         """Forget the embeddings that no request has to compute with."""
@@ -169,7 +178,7 @@ class ImageGate:
         messages, self.messages = self.messages, []
         return messages
 
-    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Request]:
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget the old worker's embeddings: those still needed are encoded again when their requests' turn comes.
 
         Args:
@@ -192,7 +201,7 @@ class ImageGate:
             each.clear()
         self.num_bytes = self.num_under_way = 0
         self._waiting.release_all()
-        return culprits
+        return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     def asking(self) -> dict[Request, list[ImageRef]]:
         """Return the requests that are held, and the images that they need."""

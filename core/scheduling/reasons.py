@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from penstock.core.scheduling.rows.running import Admissions
 from penstock.core.scheduling.step_record import (
-    DISK,
     IN_LINE,
     JUST_CAME,
     ON_TRIAL,
-    PREFILL,
     SIBLING,
     Blocked,
+    count_of,
+    time_of,
     waiting_reasons,
 )
 from penstock.core.sequences.sequence import Request, Sequence
@@ -59,7 +59,7 @@ class Reasons:
                 reason = (
                     self._of_head(seq)
                     if seq is head
-                    else f"{IN_LINE}: its turn comes after {_count(num_before, 'other')}"
+                    else f"{IN_LINE}: its turn comes after {count_of(num_before, 'other')}"
                 )
                 num_before += 1
             yield seq, reason
@@ -73,18 +73,12 @@ class Reasons:
         return found
 
     def _aside(self, request: Request) -> str:
-        disk, handovers = self._scheduler.disk, self._scheduler.handovers
         if why := self._scheduler.waiting.held().get(request):
-            if why == PREFILL and handovers is not None:
-                return f"{why}: {handovers.arrivals.awaited(request)}"
-            if why == DISK and disk is not None:
-                num_pages, seconds = disk.awaited(request)
-                return f"{why}: {_count(num_pages, 'page')}, for at most {_shown(seconds * 1e6)}"
-            return why
+            return next((f"{why}: {more}" for ask in self._scheduler.parts.why if (more := ask(request))), why)
         if not request.is_parked:
             return ""
         if not request.running:
-            return f"{ON_TRIAL}: {_count(len(self._scheduler.suspects), 'request')}"
+            return f"{ON_TRIAL}: {count_of(len(self._scheduler.suspects), 'request')}"
         first = max(request.running, key=lambda seq: seq.num_settled_tokens)
         return f"{SIBLING}: {first.num_settled_tokens:,} of {request.num_prompt_tokens:,} tokens computed"
 
@@ -110,7 +104,7 @@ class Reasons:
         if not scheduler.in_flight:
             return ""
         step, most = scheduler.in_flight[-1], scheduler.limits.max_num_batched_tokens
-        users = f"{_count(len(step.decodes.seqs), 'decode')} and {_count(len(step.chunks), 'prompt')}"
+        users = f"{count_of(len(step.decodes.seqs), 'decode')} and {count_of(len(step.chunks), 'prompt')}"
         limit = (
             f", with --max-prefill-ms {scheduler.step_size.options.max_prefill_ms}" if step.num_tokens < most else ""
         )
@@ -157,15 +151,7 @@ class Reasons:
         us, num_steps, seq = ends[num_rows - 1]
         about = "about" if self._scheduler.policy.predicted_outputs(seq.request) is not None else "at most about"
         who = "the next one ends" if num_rows == 1 else f"{num_rows} rows end"
-        return f", {who} in {about} {_shown(us)}" if us else f", {who} in {about} {_count(num_steps, 'step')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _shown(us: float) -> str:
-    return f"{us / 1e6:.1f} s" if us >= 1e6 else f"{max(us / 1e3, 1):.0f} ms"
+        return f", {who} in {about} {time_of(us)}" if us else f", {who} in {about} {count_of(num_steps, 'step')}"
 
 
 def late_reasons(scheduler: "Scheduler", now: float, seconds: float, most: int) -> dict[Request, str]:

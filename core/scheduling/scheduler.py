@@ -28,9 +28,9 @@ from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.disk_moves import DiskTotals, make_moves
 from penstock.core.scheduling.drafting import Drafting
 from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.handover.departures import LOST
 from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.scheduling.image_gate import ImageGate, refitted
+from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
 from penstock.core.scheduling.rows.background import make_room
@@ -48,8 +48,8 @@ from penstock.core.scheduling.step_record import (
     make_record,
     waiting_reasons,
 )
-from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects, bring
-from penstock.core.scheduling.trials import Trials
+from penstock.core.scheduling.suspects import Suspects, bring
+from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -139,14 +139,15 @@ class Scheduler:
             self.handovers = Handovers(*what, self.handovers)
         if limits.max_embedding_bytes and self.images is None:
             self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes, self.trials)
-        gates = self.images, self.disk, self.handovers, self.levels, self.batches
-        self._has_gates = any(each is not None for each in gates)
-        self._movers = (self.disk, None if self.handovers is None else self.handovers.arrivals)
+        self.parts = Parts((self.grammars, self.disk, self.images, self.handovers))
+        self._advances = bool(self.parts.advance) or self.levels is not None or self.batches is not None
         self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
         self._admissions = Admissions(
-            self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars, self.accounts, self.batches,
-            self.disk, self.handovers, self._hooks, self.images, limits,
+            self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.batches, self.parts,
+            self._hooks, limits,
         )  # fmt: skip
+        if self.handovers is not None:
+            self.handovers.arrivals.room_for = self._admissions.room_for
         self._yielding = Yielding(
             self.waiting, self.running, self.policy, self._admissions, swapping, self.totals,
             self._vacate,
@@ -253,8 +254,8 @@ class Scheduler:
         for request_id in request_ids:
             self.abort(request_id)
         self.accounts.forget_owner(owner)
-        if self.handovers is not None:
-            self.handovers.leave_owner(owner)
+        for leave_owner in self.parts.leave_owner:
+            leave_owner(owner)
         return len(request_ids)
 
     def reset_worker(
@@ -277,19 +278,16 @@ class Scheduler:
             self.running.leave(seq)
             self._put_back(seq)
         now = self.kv.now
-        lost = [] if self.handovers is None else self.handovers.departures.unfinished()
         self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         self.kv.now = now
-        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died)
-        if self.images is not None:
-            culprits += self.images.reset(self.limits, has_died=has_died)
+        endings = [] if culprit is None else [Ending(culprit, ENDS_WORKERS, "ends_workers")]
+        for reset in self.parts.reset:
+            endings += reset(self.limits, has_died=has_died)
         self.trials.end()
         deltas: Deltas = {}
-        for request in culprits if culprit is None else [culprit, *culprits]:
-            self._end(request, ENDS_WORKERS, "ends_workers", deltas)
-        for request in lost:
-            self._end(request, LOST, "internal", deltas)
+        for ending in endings:
+            self._end(*ending, deltas)
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
             if request.images and (refusal := refitted(request, self.limits)):
@@ -326,8 +324,8 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> int:
         """Drop all cached pages that no sequence uses; return how many."""
-        if self.disk is not None:
-            self.disk.drop_cached()
+        for drop_cached in self.parts.drop_cached:
+            drop_cached()
         return self.kv.drop_cached()
 
     # --- a step -----------------------------------------------------------------------------
@@ -347,7 +345,7 @@ class Scheduler:
         """When `schedule` may have something to compute even if nothing else happens, by its clock; or inf."""
         if self.is_on_trial:
             return inf  # the trial's end comes first
-        return min((each.wakes_at for each in (self.batches, *self._movers) if each is not None), default=inf)
+        return min(self.parts.wakes_at, inf if self.batches is None else self.batches.wakes_at)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
@@ -358,7 +356,7 @@ class Scheduler:
         if not self.can_schedule or self.is_on_trial:
             return None
         self.kv.now = now
-        if self._has_gates or self.suspects.groups:
+        if self._advances or self.suspects.groups:
             self._advance(now)
         running, launches, builder = self.running, self._launches, PlanBuilder()
         background_us = self._make_way() if self.waiting.num_seqs or running.background else None
@@ -374,14 +372,15 @@ class Scheduler:
             if self.waiting.num_seqs:
                 self._admit(builder, room, admitted, now)
         chunks = builder.chunks
-        if not starts and not chunks and not any(each is not None and each.awaits_plan for each in self._movers):
+        if not starts and not chunks and not self.parts.await_plan:
             return None
         step_id = self.totals.num_steps
         self.totals.num_steps = step_id + 1
         plan = builder.build(step_id, decodes, starts, running.freed_rows, self.kv)
         running.freed_rows.clear()
-        if chunks and self.handovers is not None:
-            self.handovers.planned(chunks, step_id)
+        if chunks:
+            for planned in self.parts.planned:
+                planned(chunks, step_id)
         num_samples = len(starts)
         for chunk in chunks:
             if chunk.samples:
@@ -408,16 +407,12 @@ class Scheduler:
 
     def _advance(self, now: float) -> None:
         """Bring up to date what time, or messages since the last step, have changed."""
-        if self.images is not None:
-            self.images.advance()
-            self.grammars.advance()
         if self.suspects.groups:
             self.suspects.advance()
-        if self.disk is not None:
-            self.disk.advance(is_idle=not len(self.running) and not self.waiting.num_seqs)
-        if self.handovers is not None:
-            for request in self.handovers.advance():
-                self._end(request, LOST, "internal", self.ended)
+        is_idle = not len(self.running) and not self.waiting.num_seqs
+        for advance in self.parts.advance:
+            for ending in advance(is_idle=is_idle):
+                self._end(*ending, self.ended)
         if self.levels is not None:
             self._advance_levels(self.levels, now, self.ended)
         if self.batches is not None and self.batches.begin(self.requests.values(), self.limits.max_num_seqs, now):
@@ -458,14 +453,18 @@ class Scheduler:
         """Let waiting sequences enter rows, and note why the next one does not."""
         if self.levels is not None and self.running.num_free_rows:
             self.levels.check_head(now, self.running.num_left)
-        admit, is_stalled, handovers = self._admissions.admit, self._launches.is_stalled, self.handovers
+        admit, is_stalled = self._admissions.admit, self._launches.is_stalled
         self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
-        lacks_pages = self._blocked_by == Blocked.NO_PAGES
-        if lacks_pages and handovers is not None and handovers.make_way(is_idle=not len(self.running)):
+        if self._blocked_by == Blocked.NO_PAGES and self._parts_make_way():
             self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
         if self.levels is not None:
             for admission in admitted:
                 self.levels.admitted(self.requests[admission.request_id], now)
+
+    def _parts_make_way(self) -> bool:
+        """Whether a part that held pages lets the head of the queue have some."""
+        is_idle = not len(self.running)
+        return any(make_way(is_idle=is_idle) for make_way in self.parts.make_way)
 
     def _record(
         self, plan: StepPlan, builder: PlanBuilder, decodes: DecodeBatch, admitted: list[Admission],
@@ -482,9 +481,8 @@ class Scheduler:
 
     def _leave_row(self, seq: Sequence) -> None:
         self.accounts.leave(seq, self.kv.now, self.in_flight[-1].step_id if self.in_flight else -1)
-        if self.disk is not None:
-            self.disk.note(seq)
-        if self.handovers is None or not self.handovers.keeps(seq):
+        are_kept = [left_row(seq) for left_row in self.parts.left_row]
+        if not any(are_kept):
             self.kv.release(seq)
         self.running.leave(seq)
 
@@ -550,11 +548,8 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         """A request has ended or is paused: it waits for nothing."""
-        if request.sampling.grammar:
-            self.grammars.leave(request)
-        for each in (self.images, self.disk, self.handovers):
-            if each is not None:
-                each.leave(request)
+        for leave in self.parts.leave:
+            leave(request)
 
     def take_ended(self) -> Deltas:
         """Return the ends of requests that the policy has refused since the last call."""
@@ -590,9 +585,8 @@ class Scheduler:
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
-        what = self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by, self.disk
+        what = self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by
         return engine_stats(
-            *what, self.handovers, self.drafting.totals, has_drafter=self.limits.max_drafts > 0,
+            *what, self.drafting.totals, self.parts, has_drafter=self.limits.max_drafts > 0,
             max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready,
-            images=None if self.images is None else self.images.stats(),
         )  # fmt: skip

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.kv.tiers import Tiers
-from penstock.core.scheduling.disk_moves import DiskMoves
 from penstock.core.scheduling.draft_totals import DraftTotals
-from penstock.core.scheduling.handover.handovers import Handovers
+from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DiskStats, EngineStats, HostTierStats, ImageStats
+from penstock.ipc.messages import EngineStats, HostTierStats
 
 
 @dataclass(slots=True)
@@ -38,14 +37,12 @@ def engine_stats(
     kv: KVPages,
     totals: Totals,
     blocked_by: str,
-    disk: DiskMoves | None,
-    handovers: Handovers | None,
     drafts: DraftTotals,
+    parts: Parts,
     *,
     has_drafter: bool,
     max_turns: int,
     is_ready: bool,
-    images: ImageStats | None = None,
 ) -> EngineStats:
     """Return the current counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
     num_pages = num_filled = num_prefill = 0
@@ -78,14 +75,12 @@ def engine_stats(
         waiting_reasons=waiting_reasons(waiting, blocked_by),
         waiting_tenants=waiting.tenants(),
         max_turns=max_turns,
-        disk=DiskStats() if disk is None else disk.stats(),
         host_tier=None if kv.tiers is None else _host_tier_stats(kv.tiers, limits.page_bytes),
         failed_tiers=limits.failed_tiers,
         num_prefill_tokens=num_prefill,
-        handover=None if handovers is None else handovers.stats(),
         drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
-        images=images,
         snapshots=None if kv.snapshots is None else kv.snapshots.stats(),
+        **parts.stats(),
     )
 
 

@@ -31,8 +31,6 @@ _TOKENS_LOST = 4
 _SECONDS = 600.0
 _MAX_REMEMBERED = 256
 
-ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
-
 
 class Suspects:
     """All groups, the one on trial first. Pure bookkeeping: the scheduler asks `may_run`."""

@@ -9,12 +9,16 @@
 Another engine whose worker has died names its suspects; here, too, they are made alone the first time.
 """
 
+from collections.abc import Callable
+
 from penstock.ipc.messages import EncodeImage, PrepareGrammar
 
 Suspect = str | bytes
 """The text of a grammar, or the key of an image."""
 
 Order = PrepareGrammar | EncodeImage
+
+ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
 
 _MAX_SUSPECTED = 1024
 """A suspect whose requests never come back is forgotten at last."""
@@ -23,13 +27,15 @@ _MAX_SUSPECTED = 1024
 class Trials:
     """The suspects of a scheduler's gates. Pure bookkeeping: a gate asks `is_suspected` before it orders anything."""
 
-    __slots__ = ("_order", "_suspected", "current")
+    __slots__ = ("_order", "_suspected", "at_end", "current")
 
     def __init__(self) -> None:
         self._suspected: dict[Suspect, None] = {}
         self._order: Order | None = None  # of the current one, until the worker does nothing else
         self.current: Suspect | None = None
         """What is made alone now, or as soon as the worker does nothing else."""
+        self.at_end: list[Callable[[], None]] = []
+        """Called when nothing is on trial any more."""
 
     def is_suspected(self, key: Suspect) -> bool:
         """Whether a worker may have died of this."""
@@ -68,6 +74,8 @@ class Trials:
     def end(self) -> None:
         """Nothing is on trial any more."""
         self.current = self._order = None
+        for tell in self.at_end:
+            tell()
 
     def blame(self, making: Suspect | None) -> Suspect | None:
         """A worker died while it was making this, if anything; return what certainly killed it."""

@@ -129,7 +129,7 @@ class Arrivals:
 
     __slots__ = (
         "_arrivals", "_by_id", "_connecting", "_ending", "_kv", "_least", "_messages", "_namespace",
-        "_totals", "_unit", "_unpinned", "_waiting", "orders", "peers",
+        "_totals", "_unit", "_unpinned", "_waiting", "orders", "peers", "room_for",
     )  # fmt: skip
 
     def __init__(
@@ -150,6 +150,8 @@ class Arrivals:
         """
         self.peers: Peers = {}
         """Set and kept up to date by the owner of the connections to prefill engines."""
+        self.room_for: RoomFor = lambda seq, start: (0, 0)
+        """Set by the scheduler, whose admissions know it."""
         self.orders: list[Order] = []
         """Messages for prefill engines; the owner of the sockets takes them."""
         self._kv = kv
@@ -167,7 +169,7 @@ class Arrivals:
 
     # --- a request at the head of the queue --------------------------------------------------
 
-    def admits(self, seq: Sequence, start: Start, room_for: RoomFor) -> bool:
+    def admits(self, seq: Sequence, start: Start) -> bool:
         """Return whether the sequence may enter a row; otherwise it is held until its pages come, or fail to come."""
         request = seq.request
         if not request.prefill_at or request.running or start.is_fork:
@@ -190,7 +192,7 @@ class Arrivals:
         if not address:
             return not self._waits_for_connection(request)
         self._connecting.pop(request, None)
-        return not self._begin(seq, start, num_tokens, address, room_for)
+        return not self._begin(seq, start, num_tokens, address)
 
     def _waits_for_connection(self, request: Request) -> bool:
         now = self._kv.now
@@ -202,13 +204,13 @@ class Arrivals:
         self._waiting.hold(request, PREFILL)
         return True
 
-    def _begin(self, seq: Sequence, start: Start, num_tokens: int, address: str, room_for: RoomFor) -> bool:
+    def _begin(self, seq: Sequence, start: Start, num_tokens: int, address: str) -> bool:
         """Take pages and have them filled; False if there are not enough."""
         kv, request = self._kv, seq.request
         num_of_windows = sum(num_tokens // group.page_size - group.first_needed(num_tokens) for group in kv.windows)
         num_of_windows += sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)  # from the host
         num_pages = num_tokens // kv.page_size - len(start.page_ids)
-        needed, available = room_for(seq, start)
+        needed, available = self.room_for(seq, start)
         if available < max(needed, num_pages + num_of_windows):
             return False
         arrival = Arrival(request, seq.token_ids[:num_tokens], address)

@@ -1,10 +1,12 @@
 """Both sides of handovers (disaggregated prefill), as the scheduler uses them. One engine may be both at once."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 
-from penstock.core.kv.kv_pages import KVPages
+from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.scheduling.handover.arrivals import Arrivals, HandoverTotals, Namespace, Order, Peers
-from penstock.core.scheduling.handover.departures import Departures
+from penstock.core.scheduling.handover.departures import LOST, Departures
+from penstock.core.scheduling.part import Ending, SchedulerPart
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk
@@ -13,10 +15,11 @@ from penstock.ipc.messages import HandoverStats
 __all__ = ["Handovers", "Peers"]
 
 
-class Handovers:
+class Handovers(SchedulerPart):
     """The pages that one worker's pool gets from other engines, and those that it has for them."""
 
-    __slots__ = ("_totals", "arrivals", "departures")
+    stats_field = "handover"
+    __slots__ = ("_lost", "_totals", "arrivals", "departures")
 
     def __init__(
         self,
@@ -30,14 +33,37 @@ class Handovers:
         self._totals: HandoverTotals = HandoverTotals() if before is None else before._totals
         self.arrivals = Arrivals(kv, waiting, self._totals, namespace, least)
         self.departures = Departures(kv, self._totals)
+        self._lost: list[Request] = []  # whose pages were lost with the worker before
         if before is not None:
+            self._lost = before.departures.unfinished()
             before.arrivals.abandon()
             self.arrivals.orders, self.arrivals.peers = before.arrivals.orders, before.arrivals.peers
 
-    def advance(self) -> list[Request]:
+    def admits(self, seq: Sequence, start: Start) -> bool:
+        return self.arrivals.admits(seq, start)
+
+    def entered(self, seq: Sequence, num_cached: int) -> int:
+        return self.arrivals.entered(seq, num_cached)
+
+    def advance(self, *, is_idle: bool) -> list[Ending]:
         """Do what is due before the next plan. Returns the other engines' requests that must end."""
         self.arrivals.expire()
-        return self.departures.take_broken()
+        return [Ending(request, LOST, "internal") for request in self.departures.take_broken()]
+
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
+        lost, self._lost = self._lost, []
+        return [Ending(request, LOST, "internal") for request in lost]
+
+    @property
+    def wakes_at(self) -> float:
+        return self.arrivals.wakes_at
+
+    @property
+    def awaits_plan(self) -> bool:
+        return self.arrivals.awaits_plan
+
+    def why(self, request: Request) -> str:
+        return self.arrivals.awaited(request)
 
     def make_way(self, *, is_idle: bool) -> bool:
         """The next request lacks pages. Returns whether it may have more now. `is_idle`: nothing runs.
@@ -50,12 +76,11 @@ class Handovers:
             self.arrivals.give_up_one()
         return False
 
-    def planned(self, chunks: Iterable[Chunk], step_id: int) -> None:
-        """A plan has these chunks: offer the pages that they complete."""
+    def planned(self, chunks: ListOf[Chunk], step_id: int) -> None:
+        """Offer the pages that these chunks complete."""
         self.departures.offer(chunks, step_id)
 
-    def keeps(self, seq: Sequence) -> bool:
-        """A sequence is about to lose its row. Returns whether its pages are kept: they must not be released."""
+    def left_row(self, seq: Sequence) -> bool:
         return self.departures.keeps(seq)
 
     def leave(self, request: Request) -> None:

@@ -13,10 +13,7 @@ from penstock.core.policies.hooks import Hooks
 from penstock.core.policies.policy import Policy
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.batches import Batches
-from penstock.core.scheduling.disk_moves import DiskMoves
-from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.handover.handovers import Handovers
-from penstock.core.scheduling.image_gate import ImageGate
+from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.rows.decode_parts import DecodeParts
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission, Blocked
@@ -341,8 +338,8 @@ class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_accounts", "_arrivals", "_batches", "_blocked", "_disk", "_favoured", "_grammars", "_hooks", "_images",
-        "_images_are_whole", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting",
+        "_accounts", "_batches", "_blocked", "_favoured", "_hooks", "_images_are_whole", "_is_held", "_kv", "_parts",
+        "_running", "_suspects", "_totals", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -352,17 +349,13 @@ class Admissions:
         kv: KVPages,
         totals: Totals,
         suspects: Suspects,
-        grammars: GrammarGate,
         accounts: Accounts,
         batches: Batches | None,
-        disk: DiskMoves | None,
-        handovers: Handovers | None,
+        parts: Parts,
         hooks: Hooks,
-        images: ImageGate | None,
         limits: WorkerLimits,
     ) -> None:
         """`hooks`: of the policy."""
-        self._images = images
         self._images_are_whole = limits.images_are_whole
         self._accounts = accounts
         self._waiting = waiting
@@ -370,10 +363,8 @@ class Admissions:
         self._kv = kv
         self._totals = totals
         self._suspects = suspects
-        self._grammars = grammars
         self._batches = batches
-        self._disk = disk
-        self._arrivals = None if handovers is None else handovers.arrivals
+        self._parts = parts
         self._hooks = hooks
         self._is_held = False
         self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
@@ -402,15 +393,16 @@ class Admissions:
             return None
         if not self._running.num_free_rows:
             return True
-        needed, available = self._room_for(seq, start)
+        needed, available = self.room_for(seq, start)
         return available < needed
 
     def pages_for(self, seq: Sequence) -> tuple[int, int]:
         """Return how many pages the head of the queue needs, and how many it could have now."""
         start = find_start(seq, self._kv)
-        return (0, 0) if start is None else self._room_for(seq, start)
+        return (0, 0) if start is None else self.room_for(seq, start)
 
-    def _room_for(self, seq: Sequence, start: Start) -> tuple[int, int]:
+    def room_for(self, seq: Sequence, start: Start) -> tuple[int, int]:
+        """Return how many pages a sequence that begins there needs, and how many it could have now."""
         kv = self._kv
         cursor = kv.hold(seq.request.namespace, start.hit)
         num_available = kv.num_available
@@ -431,7 +423,7 @@ class Admissions:
         suspects = self._suspects if self._suspects.groups else None
         for request in waiting.parked():
             if suspects is not None and not suspects.may_run(request):
-                self._give_up_grammar(request)
+                self._let_others_ask(request)
             elif is_sibling_ready(request):
                 waiting.unpark(request)
         while (seq := waiting.head()) is not None:
@@ -442,15 +434,12 @@ class Admissions:
             if start is None:
                 waiting.park(seq.request)
                 if not may_run:
-                    self._give_up_grammar(seq.request)
+                    self._let_others_ask(seq.request)
                 continue
-            # A gate that does not admit a request has taken it out of the queue until its answer comes.
-            if not self._is_prepared(seq, start):
-                continue
+            if not all(admits(seq, start) for admits in self._parts.admits):
+                continue  # a part has taken the request out of the queue until what it waits for has come
             if self._images_are_whole and seq.request.images and not self._first_image_fits(seq, start, room):
                 return Blocked.BUDGET
-            if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
-                continue
             if not self._enter(seq, start, builder):
                 return Blocked.NO_PAGES
             what = seq.num_tokens, start.num_tokens, start.is_fork, len(start.hit.host_page_ids)
@@ -479,15 +468,6 @@ class Admissions:
             return Blocked.NO_PAGES_SINCE
         return ""
 
-    def _is_prepared(self, seq: Sequence, start: Start) -> bool:
-        """Whether all that the request needs before its first step is there: grammar, pages on disk, images."""
-        request = seq.request
-        return (
-            (not request.sampling.grammar or self._grammars.admits(request))
-            and (self._disk is None or self._disk.admits(seq, start))
-            and (self._images is None or not request.images or self._images.admits(request, start.num_tokens))
-        )
-
     def _launch_first_chunk(self, seq: Sequence, builder: PlanBuilder, room: PromptRoom) -> None:
         """Launch the first chunk of a sequence that has just entered a row."""
         start = seq.num_computed_tokens
@@ -504,15 +484,11 @@ class Admissions:
             num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
         room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
 
-    def gates_admit(self, seq: Sequence) -> bool:
-        """Return whether the worker has the grammar and images of the head of the queue; otherwise the head is held."""
-        request = seq.request
-        if request.sampling.grammar and not self._grammars.admits(request):
-            return False
-        if self._images is None or not request.images:
-            return True
-        start = find_start(seq, self._kv)
-        return start is None or self._images.admits(request, start.num_tokens)
+    def has_all_made(self, seq: Sequence) -> bool:
+        """Whether the worker has what the head of the queue needs of it; otherwise the head is held, and asked for."""
+        asked = self._parts.asked_early
+        start = find_start(seq, self._kv) if asked else None
+        return start is None or all(admits(seq, start) for admits in asked)
 
     def _first_image_fits(self, seq: Sequence, start: Start, room: PromptRoom) -> bool:
         """Whether the step has room for the shortest first chunk: it ends behind an image, or before one."""
@@ -528,12 +504,11 @@ class Admissions:
             num_fetched += sum(-(-num_first // group.page_size) for group in self._kv.windows)
         return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows) + num_fetched
 
-    def _give_up_grammar(self, request: Request) -> None:
-        """Free a waiting request's grammar and images for the requests tried before it; it asks again in its turn."""
-        if request.grammar_id and not request.running:
-            self._grammars.leave(request)
-        if self._images is not None and request.images and not request.running:
-            self._images.leave(request)
+    def _let_others_ask(self, request: Request) -> None:
+        """Free what the worker has made for a waiting request, for those tried before it; it asks again in its turn."""
+        if not request.running:
+            for let_go in self._parts.let_go:
+                let_go(request)
 
     def _headroom(self) -> int:
         """Pages kept free for the running rows' next tokens, so that they do not preempt a new sequence at once."""
@@ -582,11 +557,9 @@ class Admissions:
             kv.snapshots.start(seq, start.hit)
         if start.copy_src >= 0:
             kv.copies.on_device(start.copy_src, seq.page_ids[len(start.page_ids)])
-        if self._disk is not None:
-            self._disk.leave(seq.request)
         num_cached = start.num_tokens
-        if self._arrivals is not None:
-            num_cached = self._arrivals.entered(seq, num_cached)
+        for entered in self._parts.entered:
+            num_cached = entered(seq, num_cached)
         is_first = seq.num_cached_tokens < 0
         if self._hooks.on_admitted is not None:
             self._hooks.on_admitted(seq.request, seq.num_tokens - start.num_tokens if is_first else 0)

@@ -71,7 +71,7 @@ class Yielding:
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
         if running.background and not head.request.is_background and self._admissions.lacks_room(head):
-            if not self._admissions.gates_admit(head):
+            if not self._admissions.has_all_made(head):
                 return
             while running.background and self._admissions.lacks_room(head):
                 reason = f"{head.request_id}/{head.sequence_idx} comes before work in the background"
@@ -80,7 +80,7 @@ class Yielding:
             return
         if policy.preempts and not head.request.is_overdue:
             while (victim := by_level(head, running, policy)) is not None and self._admissions.lacks_room(head):
-                if not self._admissions.gates_admit(head):
+                if not self._admissions.has_all_made(head):
                     return  # its grammar or an image is not ready: it is held until its next turn
                 self.preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
                 self._admissions.favour(head)
@@ -91,7 +91,7 @@ class Yielding:
             if newcomer is not None and self._admissions.lacks_room(newcomer):
                 victim = by_share(newcomer, running)
                 if victim is not None:
-                    if not self._admissions.gates_admit(newcomer):
+                    if not self._admissions.has_all_made(newcomer):
                         return
                     self._waiting.bring_forward(newcomer)
                     self.preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.scheduling.grammar_gate import BYTES_IN_USE, MAX_BYTES
-from penstock.core.scheduling.suspects import ENDS_WORKERS
+from penstock.core.scheduling.trials import ENDS_WORKERS
 from penstock.ipc.messages import GrammarPrepared
 from tests.core.driver import Driver, make_limits, make_request
 
