@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from penstock.cli import models
 from penstock.config.parser import Parser
-from penstock.frontend.cli import models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
