@@ -197,6 +197,13 @@ def test_each_foreign_flag_is_explained(flag: str) -> None:
     assert flag in str(caught.value)
 
 
+@pytest.mark.parametrize("word", ["off", "false", "0"])
+def test_what_cannot_be_off_is_refused_and_its_value_is_no_model(word: str) -> None:
+    for flag in ("-fa", "--enable-chunked-prefill"):
+        with pytest.raises(ConfigError, match=f"{flag} {word} is not supported: it is always on"):
+            without_foreign_flags(["serve", flag, word, "m"])
+
+
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.module])
 def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
