@@ -36,7 +36,7 @@ LISTS = [flag.name for flag in flags(("model", "scheduler", "worker", "frontend"
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_does_not_swallow_the_model(name: str, tmp_path: Path) -> None:
     """The folder after it is the model: it has no config.json, which is what must be said."""
-    value = "https://a.example" if "origins" in name else "foo"
+    value = {"--cors-origins": "https://a.example", "--trusted-proxies": "10.0.0.7"}.get(name, "foo")
     code, _, said = penstock("serve", name, value, tmp_path)
     assert code == 2
     assert str(tmp_path) in said
