@@ -25,8 +25,13 @@ class RefusedError(Exception):
 
 def add_server_options(parser: argparse.ArgumentParser, what: str = "of the server") -> None:
     """Add the options that say which server a command speaks to, and with which key."""
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"{what} (default: %(default)s)")
+    parser.add_argument("--url", type=_url, default=DEFAULT_URL, metavar="URL", help=f"{what} (default: %(default)s)")
     parser.add_argument("--api-key", default=client_key(), metavar="KEY", help=CLIENT_KEY_HELP)
+
+
+def _url(text: str) -> str:
+    """A URL; HOST:PORT means http."""
+    return text if "://" in text else f"http://{text}"
 
 
 def no_server(url: str, error: OSError) -> str:

@@ -109,6 +109,14 @@ def test_servers_of_this_machine_are_not_asked_through_a_proxy(
     assert Server(f"http://localhost:{port}", "right").get("/v1/models") == MODELS
 
 
+@pytest.mark.parametrize("command", [("chat",), ("top", "--once"), ("drain",), ("role", "0", "both")])
+def test_a_url_may_be_a_host_and_a_port(command: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "penstock.cli", *command, "--url", "localhost:9"]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode != 0
+    assert "no server answers at http://localhost:9 (Connection refused)" in done.stderr
+
+
 def test_addresses_as_clients_type_them(proc: Proc) -> None:
     proc.add(30, 1, "penstock-frontend-0", 1, 2)  # one that was started alone
     proc.listen(8000, 1, host="00000000")
