@@ -18,10 +18,6 @@ ROOT=$(cd "$(dirname "$0")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 IMPORTS=$(mktemp -d) || exit 2
 trap 'rm -rf "$IMPORTS"' EXIT
-mkdir "$IMPORTS/penstock"
-for path in "$ROOT"/api/* "$ROOT"/{bench,core,demo,frontend,gpu_worker,ipc,kernels}; do
-    ln -s "$path" "$IMPORTS/penstock/"
-done
 export PYTHONPATH=$IMPORTS:$ROOT${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_DEFAULT_FP_FUSION=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 IS_DRY=""

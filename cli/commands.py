@@ -25,7 +25,7 @@ SECTIONS: dict[str, dict[str, Command]] = {
     "Serve a model": {
         "serve": Command("serve a model (default: the demo model): all processes on this machine",
                          groups=SERVE_GROUPS, takes_model=True),
-        "run": Command("talk to a model, with a server that ends with the talk", "penstock.cli.run"),
+        "run": Command("talk to a model, with a server that is started for it if none runs", "penstock.cli.run"),
         "chat": Command("talk to a server in the terminal", "penstock.cli.chat"),
         "run-batch": Command("answer the requests of a file, without a server", "penstock.run_batch"),
     },

@@ -1,12 +1,14 @@
 """A client of the server's administration routes, for commands."""
 
 import argparse
+import ipaddress
 import json
 import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.config.api_keys import CLIENT_KEY_HELP, client_key
 
@@ -23,8 +25,13 @@ class RefusedError(Exception):
 
 def add_server_options(parser: argparse.ArgumentParser, what: str = "of the server") -> None:
     """Add the options that say which server a command speaks to, and with which key."""
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"{what} (default: %(default)s)")
+    parser.add_argument("--url", type=_url, default=DEFAULT_URL, metavar="URL", help=f"{what} (default: %(default)s)")
     parser.add_argument("--api-key", default=client_key(), metavar="KEY", help=CLIENT_KEY_HELP)
+
+
+def _url(text: str) -> str:
+    """A URL; HOST:PORT means http."""
+    return text if "://" in text else f"http://{text}"
 
 
 def no_server(url: str, error: OSError) -> str:
@@ -70,7 +77,7 @@ class Server:
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self._patience) as answer:
+            with _opener(self._url).open(request, timeout=self._patience) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(error.read(), str(error)), wants_key=error.code == 401) from None
@@ -79,6 +86,16 @@ class Server:
             raise RefusedError(no_server(self._url, reason)) from None
         except (OSError, ValueError, HTTPException) as error:
             raise RefusedError(f"{self._url} does not answer: {error}") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """What opens a URL: for this machine's servers no proxy of the environment, which would look on its own machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        is_here = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = host == "localhost"
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def _reason(body: bytes, otherwise: str) -> str:

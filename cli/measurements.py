@@ -153,15 +153,15 @@ def expected(name: str, decoder: Decoder, machine: Machine) -> Iterator[Finding]
     """The expected speed of a model on a measured or known machine."""
     plan = Plan(Costs(decoder, machine.weights, machine.kv), machine)
     context = min(_CONTEXT, decoder.max_model_len)
-    about = "about" if plan.is_measured else "at most"
+    about, why = "about" if plan.is_measured else "at most", ""
     if plan.ledger.weight_bytes < _OF_CACHES and not plan.is_measured and not machine.runtime:
-        about = "(more, as its weights fit caches)"
+        about, why = "at least", "; more if the caches hold its weights"
     step = plan.decode_step(1, context)
     yield Finding(
         "fine", "expected",
         f"{name}: {about} {number(plan.tokens_per_second(1, context))} tokens/s at 1 row (steps of "
         f"{1e3 * step.seconds:.2f} ms, bound by {step.bound_by}), "
-        f"{number(plan.tokens_per_second(8, context))} at 8 rows",
+        f"{number(plan.tokens_per_second(8, context))} at 8 rows{why}",
     )  # fmt: skip
     weights, free = plan.ledger.weight_bytes, memory_bytes()
     if plan.ledger.left <= 0:

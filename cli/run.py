@@ -1,4 +1,4 @@
-"""`penstock run`: talk to a model, with a server that runs here already, or one that ends with the talk."""
+"""`penstock run`: talk to a model, with a server that runs here already, or one that is started for it."""
 
 import ctypes
 import os
@@ -70,7 +70,7 @@ def _parser() -> Parser:
     parser = Parser(
         "penstock run",
         "Talk to a model in the terminal, or have one prompt answered. If a server with this model runs here already, "
-        "it answers; otherwise one is started, which nobody else can use and which ends with the talk. With options, "
+        "it answers; otherwise one is started, which nobody else can use and which ends when you leave. With options, "
         "one is always started.",
     )
     parser.add_argument(

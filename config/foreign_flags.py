@@ -16,6 +16,8 @@ _DRAFTS = ForeignFlag(use="--speculative-config")
 _LOOKUP = ForeignFlag(use='--speculative-config \'{"method": "ngram", ...}\'')
 _EMBEDS = "a model that generates text makes embeddings, too"
 _ON_ALREADY = ForeignFlag(why="it is always on", same=("", "true", "True"))
+_OFF = ("off", "false", "False", "0")
+"""Behind a switch these are values, and no models."""
 
 FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     "vLLM": {
@@ -150,7 +152,7 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
                 words[0] = own.get(words[0], words[0])
             left.append(f"{name}={own.get(value, value)}" if has_value else word)
             continue
-        is_value = words and (words[0] in flag.same or ("" not in flag.same and not words[0].startswith("-")))
+        is_value = words and (words[0] in (*flag.same, *_OFF) or ("" not in flag.same and not words[0].startswith("-")))
         if is_value and not has_value:
             value = words.pop(0)
         if value not in flag.same:

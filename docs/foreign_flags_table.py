@@ -15,7 +15,10 @@ from penstock.config.foreign_tables import VALUES, ForeignFlag
 
 PAGE = Path(__file__).parent / "migrating.md"
 _BEGIN = "<!-- The table of {} is written by docs/foreign_flags_table.py: run `make docs` after a change. -->\n"
-_CODE = re.compile(r"(?<!\S)(--[\w-]+(?: '.*')?|[A-Z]+(?:[_/@][A-Z_.]+)+|[a-z]+_[a-z_]+(?:\.json)?|config\.json)")
+_VALUES = "warning|json|static|torch|on|off|none"
+_CODE = re.compile(
+    rf"(?<!\S)(--[\w-]+(?: '.*'| (?:{_VALUES})\b)?|[A-Z]+(?:[_/@:][A-Z_.]+)+|[a-z]+_[a-z_]+(?:\.json)?|config\.json)"
+)
 
 
 def _with_code(text: str) -> str:

@@ -36,7 +36,7 @@ LISTS = [flag.name for flag in flags(("model", "scheduler", "worker", "frontend"
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_does_not_swallow_the_model(name: str, tmp_path: Path) -> None:
     """The folder after it is the model: it has no config.json, which is what must be said."""
-    value = "https://a.example" if "origins" in name else "foo"
+    value = {"--cors-origins": "https://a.example", "--trusted-proxies": "10.0.0.7"}.get(name, "foo")
     code, _, said = penstock("serve", name, value, tmp_path)
     assert code == 2
     assert str(tmp_path) in said
@@ -195,6 +195,13 @@ def test_each_foreign_flag_is_explained(flag: str) -> None:
     with pytest.raises(ConfigError) as caught:
         without_foreign_flags(["serve", flag + "=something else"])
     assert flag in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["off", "false", "0"])
+def test_what_cannot_be_off_is_refused_and_its_value_is_no_model(word: str) -> None:
+    for flag in ("-fa", "--enable-chunked-prefill"):
+        with pytest.raises(ConfigError, match=f"{flag} {word} is not supported: it is always on"):
+            without_foreign_flags(["serve", flag, word, "m"])
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.module])

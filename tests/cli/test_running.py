@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import ps, run
+from penstock.cli.engines import Server
 from penstock.cli.running import Running, running
 
 MODELS = {"data": [{"id": "org/model", "kernels": "triton"}, {"id": "another"}]}
@@ -95,6 +96,25 @@ def test_servers_are_found_by_their_processes(proc: Proc, port: int) -> None:
     refused = found.asked("wrong")
     assert refused.models == ()
     assert refused.reason == "wants an API key"
+
+
+def test_servers_of_this_machine_are_not_asked_through_a_proxy(
+    proc: Proc, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    [found] = of(proc, port)
+    assert found.asked("right").models == ("org/model", "another")
+    assert Server(f"http://localhost:{port}", "right").get("/v1/models") == MODELS
+
+
+@pytest.mark.parametrize("command", [("chat",), ("top", "--once"), ("drain",), ("role", "0", "both")])
+def test_a_url_may_be_a_host_and_a_port(command: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "penstock.cli", *command, "--url", "localhost:9"]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode != 0
+    assert "no server answers at http://localhost:9 (Connection refused)" in done.stderr
 
 
 def test_addresses_as_clients_type_them(proc: Proc) -> None:
