@@ -344,13 +344,15 @@ async def run(
 async def read(decoder: msgspec.json.Decoder[Q], record: RequestRecord, body: bytes) -> Q:
     """Decode a body, and note what is told about fields that its route does not have (see `foreign_fields.py`).
 
-    A large body is decoded in a turn of its own; then it yields to other tasks, because the next steps are large, too.
+    For a large body, each of these steps has a turn of its own; then it yields to other tasks, because the next steps
+    are large, too.
 
     Raises:
         ApiError: as `decode`; UnsupportedParameter: a field asks for what does not exist here.
     """
     await heavy_turn(len(body))
     request = decode(decoder, body)
+    await heavy_turn(len(body))
     record.warnings += _take_others(request, body)
     await heavy_turn(len(body))
     return request
