@@ -104,7 +104,7 @@ async def _chat_job(
 ) -> Job:
     messages = chat_messages(request.messages or [], request.model or rules.model_names[0], rules.images)
     for index, tool in enumerate(request.tools or []):
-        if tool.get("type") == "custom":  # calls have objects as arguments here, not texts
+        if tool.get("type") != "function":  # custom tools: calls have objects as arguments here, not texts
             raise InvalidParameter(f"tools[{index}].type must be 'function'", param=f"tools[{index}].type")
     chat = ChatRequest(messages=messages, tools=request.tools or None)
     return _chatting(service, record, request, chat, rules, CHAT_DIALECT, [])
