@@ -219,7 +219,8 @@ def _add_assistant_turn(found: Conversation, name: str, content: Any, results: d
         elif kind in server_tools.CALLS and _string(at, block, "id") in results:
             calls.append(server_tools.call_of(block))
         elif server_tools.is_result(kind) and _string(at, block, "tool_use_id") in results:
-            add()
+            if texts or thoughts or calls or found.last_role != "tool":  # calls beside each other have one message
+                add()
             found.add(name, "tool", results[block["tool_use_id"]], tool_call_id=block["tool_use_id"])
         elif kind == "compaction" and isinstance(block.get("content"), str):
             texts.append(block["content"])

@@ -9,7 +9,7 @@ from penstock.frontend.anthropic.course import FRAMING, MessageCourse
 from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessagesRequest, MessageTokensCount
 from penstock.frontend.anthropic.validate import ValidMessages, validate_messages, validate_prompt
 from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, read, run, take_others
+from penstock.frontend.api.run import Job, Prepared, Run, read, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import Reply, RequestRecord
@@ -47,8 +47,7 @@ async def count_tokens(service: Service, record: RequestRecord, body: bytes) -> 
     Raises:
         ApiError: as the request itself would.
     """
-    request = await read(COUNT_TOKENS, body)
-    record.warnings += take_others(request, body)
+    request = await read(COUNT_TOKENS, record, body)
     rules = service.rules()
     valid = validate_prompt(request, rules, service.model)
     record.warnings += (*valid.conversation.warnings, *valid.common.warnings)

@@ -311,8 +311,7 @@ async def run(
         ApiError: if the request fails before the first byte of its answer.
     """
     num_bytes = len(body)
-    request = await read(decoder, body)
-    record.warnings += take_others(request, body)
+    request = await read(decoder, record, body)
     rules = await service.admit(record)
     job = await validate(service, record, request, rules, num_bytes)
     del body, request  # they may be large
@@ -342,10 +341,19 @@ async def run(
         raise
 
 
-async def read(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
-    """`decode` in a turn of its own if the body is large, and yield to other tasks, because the next steps are too."""
+async def read(decoder: msgspec.json.Decoder[Q], record: RequestRecord, body: bytes) -> Q:
+    """Decode a body, and note what is told about fields that its route does not have (see `foreign_fields.py`).
+
+    For a large body, each of these steps has a turn of its own; then it yields to other tasks, because the next steps
+    are large, too.
+
+    Raises:
+        ApiError: as `decode`; UnsupportedParameter: a field asks for what does not exist here.
+    """
     await heavy_turn(len(body))
     request = decode(decoder, body)
+    await heavy_turn(len(body))
+    record.warnings += _take_others(request, body)
     await heavy_turn(len(body))
     return request
 
@@ -392,11 +400,7 @@ def _cut(complaint: str) -> str:
     return complaint if len(complaint) <= _MAX_COMPLAINT else f"{complaint[:_MAX_COMPLAINT]}…"
 
 
-def take_others(request: msgspec.Struct, body: bytes) -> list[str]:
-    """Take the fields of a body that its request does not have (see `foreign_fields.py`); return warnings.
-
-    The body must have been decoded before.
-    """
+def _take_others(request: msgspec.Struct, body: bytes) -> list[str]:
     try:
         return take_foreign_fields(request, msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
     except RecursionError:  # in a field that the request's decoder has passed over

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.api.run import decode, read
+from penstock.frontend.api.run import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
@@ -20,7 +20,7 @@ _SLICE = 8192
 
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """Token ids of a text, or of a chat as its template renders it."""
-    request = await read(schema.TOKENIZE, body)
+    request = await read(schema.TOKENIZE, record, body)
     rules = service.rules()
     check_model(request.model, rules)
     model = service.model
@@ -75,7 +75,7 @@ async def tokenizer_info(service: Service, record: RequestRecord, body: bytes) -
 
 async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """The text of token ids."""
-    request = decode(schema.DETOKENIZE, body)
+    request = await read(schema.DETOKENIZE, record, body)
     rules = service.rules()
     check_model(request.model, rules)
     if request.tokens is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.api.run import decode, take_others
+from penstock.frontend.api.run import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.batches.shapes import (
     ENDPOINTS,
@@ -44,8 +44,7 @@ async def create_batch(service: Service, record: RequestRecord, body: bytes) -> 
         ApiError: it cannot be made.
     """
     batches = batches_of(service)
-    request = decode(_request, body)
-    record.warnings += take_others(request, body)
+    request = await read(_request, record, body)
     endpoint, window = request.endpoint, request.completion_window
     if endpoint is None or endpoint not in ENDPOINTS:
         raise UnsupportedParameter(_one_of("endpoint", endpoint, ENDPOINTS), param="endpoint")

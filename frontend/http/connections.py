@@ -122,6 +122,8 @@ class Connection(web.RequestHandler):
         if server is None or connected is None:
             return
         connected.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        if connected.get_extra_info("sslcontext") is not None:
+            self._begun = None  # within TLS the client writes, not the proxy
         if len(server._connections) > self._max_connections:
             self._count_closed("max_connections")
             most = self._max_connections

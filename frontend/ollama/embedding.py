@@ -25,7 +25,7 @@ from penstock.frontend.validation.common import Rules
 
 async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
     """One vector of length 1 for each text; none without texts."""
-    request = await read(EMBED, body)
+    request = await read(EMBED, record, body)
     if not request.input:
         name = served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbedAnswer(request.model or name, [])))
@@ -34,7 +34,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply |
 
 async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
     """The vector of one text, not normalized; the older route."""
-    request = await read(EMBEDDINGS, body)
+    request = await read(EMBEDDINGS, record, body)
     if not request.prompt:
         served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer([])))

@@ -9,11 +9,12 @@ import msgspec
 
 from penstock.frontend.api.chat import prepared_chat
 from penstock.frontend.api.infill import filled_prompts, infill_format, with_ends
-from penstock.frontend.api.run import Job, Prepared, decode, run
+from penstock.frontend.api.run import Job, Prepared, read, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.ollama.answers import (
     CHAT_DIALECT,
     FRAMING,
@@ -82,13 +83,14 @@ async def generate(service: Service, record: RequestRecord, body: bytes) -> Repl
 async def _only_loads(
     service: Service, record: RequestRecord, decoder: msgspec.json.Decoder[Any], body: bytes, dialect: Dialect
 ) -> Reply | None:
+    await heavy_turn(len(body))
     try:
         said = _SAID.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # `run` reports what is wrong
     if any(bytes(part).strip() not in _NOTHING for part in (said.messages, said.prompt, said.suffix)):
         return None
-    decode(decoder, body)
+    await read(decoder, record, body)
     await service.admit(record)
     name = served_name(said.model, service.model.names)
     is_unload = _ZERO.fullmatch(said.keep_alive) is not None
@@ -102,7 +104,7 @@ async def _chat_job(
 ) -> Job:
     messages = chat_messages(request.messages or [], request.model or rules.model_names[0], rules.images)
     for index, tool in enumerate(request.tools or []):
-        if tool.get("type") == "custom":  # calls have objects as arguments here, not texts
+        if tool.get("type") != "function":  # custom tools: calls have objects as arguments here, not texts
             raise InvalidParameter(f"tools[{index}].type must be 'function'", param=f"tools[{index}].type")
     chat = ChatRequest(messages=messages, tools=request.tools or None)
     return _chatting(service, record, request, chat, rules, CHAT_DIALECT, [])

@@ -253,7 +253,6 @@ EMBED = msgspec.json.Decoder(OllamaEmbedRequest)
 EMBEDDINGS = msgspec.json.Decoder(OllamaEmbeddingsRequest)
 SHOW = msgspec.json.Decoder(OllamaShowRequest)
 PULL = msgspec.json.Decoder(OllamaPullRequest)
-MANAGE = msgspec.json.Decoder(OllamaManageRequest)
 
 
 def error_line(error: ApiError) -> bytes:

@@ -69,10 +69,14 @@ class _Unwrapping:
 
     def __init__(self) -> None:
         self._held = ""
+        self._unlike: list[str] = []  # the arguments, once it is clear that they do not begin as expected
         self._in_string = self._is_over = False
 
     def feed(self, text: str) -> str:
         """Take the next piece; return the text that is certain now."""
+        if self._unlike:
+            self._unlike.append(text)
+            return ""
         self._held += text
         if not self._in_string and not self._begins():
             return ""
@@ -82,13 +86,15 @@ class _Unwrapping:
         """End the arguments; return the rest of the text."""
         held, self._held = self._held, ""
         if not self._in_string:
-            return _whole_input(held)
+            return _whole_input("".join(self._unlike) or held)
         return "" if self._is_over else _without_surrogates(held)  # half an escape, where the model was cut off
 
     def _begins(self) -> bool:
         head = _HEAD.match(self._held)
         if head is None or head.end() > _LONGEST_HEAD:
-            return False  # all of it is read at the end
+            if len(self._held) > _LONGEST_HEAD:
+                self._unlike.append(self._held)  # all of it is read at the end
+            return False
         self._held = self._held[head.end() :]
         self._in_string = True
         return True

@@ -17,6 +17,7 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.draws import CLOCK, DRAWS
 from penstock.frontend.errors import InvalidParameter, ServerError
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.parsing.parser import OutputFormat, ReasoningCounter, parse_message
 from penstock.frontend.responses.course import ResponseCourse, response_usage
 from penstock.frontend.responses.history import earlier_items, with_references
@@ -73,6 +74,7 @@ async def _job(service: Service, record: RequestRecord, asked: CompactRequest, r
     given = await with_references(service, record, items, num_before, num_bytes)
     if not previous and not given:
         raise InvalidParameter("input is empty: there is nothing to summarize", param="input")
+    await heavy_turn()  # a few bytes may have brought much along
     wish: Item = {"type": "message", "role": "user", "content": _WISH}
     valid = validate_response(request, rules, service.model.template, previous, [*given, wish])
     valid = replace(valid, items=valid.items[:-1])
@@ -93,6 +95,11 @@ async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) ->
     counter = ReasoningCounter(output_format, run.service.model.tokenizer)
     record.num_reasoning_tokens = counter.feed(answer.token_ids)
     summary = parse_message(output_format, answer.text, answer.finish_reason).content.strip()
+    if not summary and answer.finish_reason == "length":
+        raise InvalidParameter(
+            f"max_output_tokens: the model wrote no summary within {len(answer.token_ids)} tokens",
+            param="max_output_tokens",
+        )
     if not summary:
         raise NoSummary(f"the model wrote no summary in {len(answer.token_ids)} tokens")
     if answer.finish_reason == "length":

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.run import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
@@ -66,7 +66,7 @@ async def create_conversation(service: Service, record: RequestRecord, body: byt
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
     """
-    asked = decode(_created, body)
+    asked = await read(_created, record, body)
     items = await _items(service, record, asked.items or [], len(body))
     return _shown(await service.conversations.create(record.key_id, valid_metadata(asked.metadata), items))
 
@@ -86,7 +86,7 @@ async def update_conversation(service: Service, record: RequestRecord, body: byt
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
     """
-    metadata = valid_metadata(decode(_updated, body).metadata)
+    metadata = valid_metadata((await read(_updated, record, body)).metadata)
     return _shown(await service.conversations.update(record.key_id, record.argument, metadata))
 
 
@@ -106,7 +106,8 @@ async def add_items(service: Service, record: RequestRecord, body: bytes) -> Rep
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
     """
-    items = await _items(service, record, decode(_added, body).items, len(body))
+    asked = await read(_added, record, body)
+    items = await _items(service, record, asked.items, len(body))
     return _page(await service.conversations.append(record.key_id, record.argument, items), has_more=False)
 
 

@@ -120,9 +120,10 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
     Raises:
         ApiError: as the request itself would.
     """
-    request = await read(RESPONSES, body)
+    request = await read(RESPONSES, record, body)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
+    record.warnings += (*valid.chat.conversation.warnings, *valid.chat.common.warnings)
     prompt = await _prompt(service.prompts, valid, rules, record)
     return Reply(msgspec.json.encode(InputTokens(len(prompt))))
 

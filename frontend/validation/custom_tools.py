@@ -15,10 +15,12 @@ from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
 
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
 
-
 MAX_LARK = 8192
 """Characters that the Lark grammars of a request may have together, if they are to be enforced: they are rewritten on
 the event loop, in up to 10 ms for each 1,000 of them."""
+
+_ENFORCED = {"lark": MAX_LARK, "regex": MAX_GRAMMAR_BYTES}
+"""Limit for the grammars of each syntax; all regular expressions take about 10 ms, too."""
 
 
 class CustomTools:
@@ -28,7 +30,7 @@ class CustomTools:
         self.inputs: dict[str, str] = {}
         """By name: the pattern of the input; empty: any text."""
         self.warnings: list[str] = []
-        self._room = MAX_LARK
+        self._room = dict(_ENFORCED)
 
     def as_function(self, field: str, custom: dict[str, Any]) -> dict[str, Any]:
         """A tool as a function; its name and description have been checked.
@@ -41,7 +43,7 @@ class CustomTools:
         if syntax:
             shown = f" It must match this {_SYNTAXES[syntax]}:\n{definition}"
             try:
-                pattern = anchored(self._pattern_of(definition) if syntax == "lark" else definition)
+                pattern = anchored(self._pattern_of(syntax, definition))
             except NoPatternError as error:
                 told = f"the grammar of {name!r} is shown to the model, but not enforced: {error}"
                 self.warnings.append(f"tools: {told}")
@@ -50,11 +52,12 @@ class CustomTools:
         function = {**described, "parameters": _parameters({"description": f"The input, as plain text.{shown}"})}
         return {"type": "function", "function": function}
 
-    def _pattern_of(self, lark: str) -> str:
-        self._room -= len(lark)
-        if self._room < 0:
-            raise NoPatternError(f"Lark grammars may have {MAX_LARK} characters together")
-        return pattern_of(lark)
+    def _pattern_of(self, syntax: str, definition: str) -> str:
+        self._room[syntax] -= len(definition)
+        if self._room[syntax] < 0:
+            most = _ENFORCED[syntax]
+            raise NoPatternError(f"the {_SYNTAXES[syntax]}s of a request may have {most} characters together")
+        return pattern_of(definition) if syntax == "lark" else definition
 
 
 def enforced_parameters(pattern: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def take_foreign_fields(request: msgspec.Struct, given: Mapping[str, Any], prefi
         InvalidParameter: a synonym's value has the wrong type.
         UnsupportedParameter: a field asks for what does not exist here.
     """
-    own = request.__struct_encode_fields__
+    own = frozenset(request.__struct_encode_fields__)
     others = {name: value for name, value in given.items() if name not in own}
     if not others:
         return []

@@ -20,7 +20,7 @@ _TOOL = re.compile(r"\btools(\[[0-9]+\])?(\.function)?")
 
 def asks_for_functions(request: ChatRequest) -> bool:
     """Whether a request has functions, or chooses one."""
-    return bool(request.functions) or isinstance(request.function_call, dict)
+    return bool(request.functions) or request.function_call not in (None, "auto", "none")
 
 
 def validate_functions(request: ChatRequest, template: ChatTemplate | None, rules: Rules) -> ValidTools | None:

@@ -168,7 +168,7 @@ class StepFeed:
         past.append(event)
         self._num_past_bytes += len(event.event)
         # The picture before the first of these seconds is kept, too: without it, they do not say who has which row.
-        while past[0].at < event.at - PAST_SECONDS - 2 * RENEWAL or self._num_past_bytes > MAX_PAST_BYTES:
+        while past and (past[0].at < event.at - PAST_SECONDS - 2 * RENEWAL or self._num_past_bytes > MAX_PAST_BYTES):
             self._num_past_bytes -= len(past.popleft().event)
 
 

@@ -198,7 +198,8 @@ def _value_rule(
     if choices:
         return f"{rules.recursive('choices', lambda _: _one_of(choices), plain)} {closing}{last}"
     if "string" in kinds or not kinds:
-        pattern = unanchored(plain["pattern"]) if isinstance(plain.get("pattern"), str) and said is plain else ""
+        is_held = kinds == {"string"} and said is plain and isinstance(plain.get("pattern"), str)
+        pattern = unanchored(plain["pattern"]) if is_held else ""
         if pattern and (text := rules.text_like(pattern, end, then, before)):
             rules.leave_out(plain, _OF_TEXTS | {"pattern"})
             return text + last

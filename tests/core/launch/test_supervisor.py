@@ -125,9 +125,11 @@ async def test_a_worker_that_was_killed_does_not_hang(tmp_path: Path, monkeypatc
         [hanging] = pids(supervisor)
         supervisor.engines[0].kill_hung(hanging)
         await until(lambda: hanging not in pids(supervisor))
-    died = {"event": "died, restarting it", "exit_code": -9, "signal": "SIGKILL"}
-    seen = [entry for entry in told if entry["event"] in ("hangs, killing it", "died, restarting it")]
-    assert [entry["event"] for entry in seen] == [died["event"], "hangs, killing it", died["event"]]
+    died = {"event": "process exited, restarting", "exit_code": -9, "signal": "SIGKILL"}
+    seen = [
+        entry for entry in told if entry["event"] in ("process unresponsive, killing", "process exited, restarting")
+    ]
+    assert [entry["event"] for entry in seen] == [died["event"], "process unresponsive, killing", died["event"]]
     assert seen[0].items() >= died.items()
     supervisor.stop()
     assert await asyncio.wait_for(running, 60) == 0

@@ -208,6 +208,25 @@ def test_every_route_takes_them(live: LiveServer, route: str) -> None:
         assert (sampling.max_tokens, sampling.repetition_penalty) == (6, 1.25)
 
 
+OTHER_ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/conversations": {},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [1]},
+    "/api/chat": {"model": "test/model"},
+    "/api/embed": {"model": "test/model", "input": []},
+}
+
+
+@pytest.mark.parametrize("path", OTHER_ROUTES)
+def test_routes_that_generate_nothing_tell_them_too(live: LiveServer, path: str) -> None:
+    answer = post(live, path, {**OTHER_ROUTES[path], "nonsense": 1})
+    assert answer.status == 200, answer.text
+    assert answer.headers[HEADER] == "nonsense: an unknown field, ignored"
+    assert post(live, path, {**OTHER_ROUTES[path], "documents": ["a"]}).status == 400
+
+
 def test_beside_the_name_of_the_api(live: LiveServer) -> None:
     response = chat(live, max_tokens=5, n_predict=5, max_new_tokens=5)
     assert response.status == 200

@@ -419,6 +419,15 @@ def test_strings_that_may_be_something_else(models: Models) -> None:
         assert model.takes(form, call.format("false", "null")) is is_either
 
 
+def test_a_pattern_of_strings_says_nothing_of_other_values(models: Models) -> None:
+    model, pattern = models.of("qwen3_coder"), {"pattern": "^(?:a|b)$"}
+    call = "<tool_call>\n<function=f0>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for kinds, is_either in (({"type": "string"}, False), ({"type": ["string", "null"]}, True), ({}, True)):
+        form = forced_calls_of("qwen3_coder", with_x({**kinds, **pattern}))
+        assert model.takes(form, call.format("b"))
+        assert model.takes(form, call.format("null")) is is_either
+
+
 def test_a_schema_that_refers_to_itself_very_often() -> None:
     schema = with_x({"$ref": "#/$defs/All"})
     schema["$defs"]["All"] = {"allOf": [{"$ref": "#/$defs/All"}] * 100}

@@ -140,7 +140,7 @@ def test_bodies_that_take_their_time_are_bounded_together(strict: LiveServer, mo
         third.sendall(almost)
         answer = third.recv(4096)
         assert answer.startswith(b"HTTP/1.1 503")
-        assert b"too many large bodies" in answer
+        assert b"too many large request bodies" in answer
         assert b"Retry-After" in answer
         first.sendall(b" ")
         assert first.recv(4096).startswith(b"HTTP/1.1 400")  # it was read, and is no JSON

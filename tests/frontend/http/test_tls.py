@@ -29,8 +29,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture
 def live(checkpoint: Path, sockets: Path, pair: Pair) -> Iterator[LiveServer]:
-    limits = {"head_timeout": 1.0, "slow_reader_timeout": 0.3}
-    with live_server(checkpoint, sockets, max_model_len=1_000_000, frontend=pair.options() | limits) as server:
+    options = {"head_timeout": 1.0, "slow_reader_timeout": 0.3, "trusted_proxies": ("127.0.0.1",)}
+    with live_server(checkpoint, sockets, max_model_len=1_000_000, frontend=pair.options() | options) as server:
         yield server
 
 
@@ -51,6 +51,13 @@ def test_requests_are_served(live: LiveServer, pair: Pair) -> None:
         while not answer.endswith(b"0\r\n\r\n"):
             answer += client.recv(4096)
         assert b"data: [DONE]" in answer
+
+
+def test_a_client_cannot_speak_as_a_proxy(live: LiveServer, pair: Pair) -> None:
+    """What a proxy passes on without reading it was written by the client."""
+    with closing(connect(live, pair)) as client:
+        client.sendall(b"PROXY TCP4 203.0.113.9 10.0.0.1 4711 80\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.0 400 ")
 
 
 def test_what_is_no_tls_gets_nothing(live: LiveServer, capfd: pytest.CaptureFixture[str]) -> None:

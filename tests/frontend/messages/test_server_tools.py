@@ -162,6 +162,17 @@ def test_what_has_no_text_is_left_out(live: LiveServer, blocks: list[dict[str, A
     assert prompt_text(live).endswith("user\nGo on<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
+def test_calls_beside_each_other_have_one_message(live: LiveServer) -> None:
+    live.says("Good.")
+    calls = [use("web_search", "srvtoolu_1"), use("web_search", "srvtoolu_2")]
+    results = [result("web_search_tool_result", [FOUND], call["id"]) for call in calls]
+    answer = post(live, "/v1/messages", body(messages=conversation([*calls, *results])))
+    assert answer.status == 200, answer.text
+    prompt = prompt_text(live)
+    assert prompt.count("<tool_call>web_search") == prompt.count("tool\nRain") == 2
+    assert prompt.count("<|im_start|>assistant\n") == 3  # the calls, the answer, the one to come
+
+
 def test_a_turn_that_was_paused_goes_on(live: LiveServer) -> None:
     """The call ends a message, and its result begins the next one."""
     live.says("Good.")

@@ -102,3 +102,16 @@ def test_an_input_is_streamed_as_it_comes() -> None:
     reader.read([CallStart(0, "a", "run")])
     told = [reader.read([CallArguments(0, piece)]) for piece in ('{"inp', 'ut": "ab', "c\\", 'n"}')]
     assert told == [[], [CallInput(0, "ab")], [CallInput(0, "c")], [CallInput(0, "\n")]]
+
+
+def test_what_does_not_begin_as_expected_is_read_once() -> None:
+    """A model that goes on with white space for ever must not take more and more time for each piece."""
+    reader = CustomInputs({"run"})
+    reader.read([CallStart(0, "c", "run")])
+    for _ in range(100):
+        assert not reader.read([CallArguments(0, " " * 64)])
+    call = reader._open
+    assert call is not None
+    assert len(call._held) <= 128
+    found = reader.read([CallArguments(0, '{"input": "a"}')])
+    assert [*found, *reader.read([], is_final=True)] == [CallInput(0, "a")]

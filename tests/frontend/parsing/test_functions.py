@@ -95,6 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"functions": [FUNCTION], "function_call": "always"}, "function_call"),
     ({"functions": [FUNCTION], "function_call": {}}, "function_call"),
     ({"function_call": {"name": "get_weather"}}, "function_call"),
+    ({"function_call": "always"}, "function_call"),
     ({"functions": [FUNCTION], "tools": [WEATHER]}, "functions"),
     ({"functions": {"name": "f"}}, "functions"),
     ({"messages": [*HELLO, {"role": "assistant", "function_call": {"name": "f"}}]}, "messages[1].function_call"),

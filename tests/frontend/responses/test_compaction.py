@@ -79,6 +79,8 @@ def test_what_cannot_be_compacted(agent: LiveServer) -> None:
     assert error_of(post(agent, path, {"input": "x " * 5000}), 400)["code"] == "context_length_exceeded"
     agent.says(THOUGHT)
     assert error_of(post(agent, path, {"input": "x"}), 500)["code"] == "no_summary"
+    cut_off = error_of(post(agent, path, {"input": "x", "max_output_tokens": 2}), 400)
+    assert cut_off["param"] == "max_output_tokens"
     assert error_of(get(agent, path), 405)["code"] == "method_not_allowed"
 
 

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from penstock.frontend.validation.custom_tools import MAX_LARK, CustomTools
+from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
 from tests.frontend.http_client import chat, error_of, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.responses.conftest import prompt_text
@@ -191,12 +192,18 @@ def test_what_is_not_enforced_is_told(agent: LiveServer, form: dict[str, Any]) -
     assert chat(agent, tools=[nested({**EDIT, "format": form})]).headers["x-penstock-warning"]
 
 
-def test_grammars_are_enforced_up_to_a_limit() -> None:
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("lark", f"// {'x' * (MAX_LARK * 2 // 3)}\n{GRAMMAR}"), ("regex", "[a]" * (MAX_GRAMMAR_BYTES * 2 // 9))],
+    ids=["lark", "regex"],
+)
+def test_grammars_are_enforced_up_to_a_limit(syntax: str, definition: str) -> None:
     """All are shown, but to rewrite large ones would keep other requests waiting."""
     customs = CustomTools()
-    large = {**FORMAT, "definition": f"// {'x' * (MAX_LARK * 2 // 3)}\n{GRAMMAR}"}
+    large = {"type": "grammar", "syntax": syntax, "definition": definition}
     shown = [customs.as_function("t", {"name": name, "format": large}) for name in ("one", "two")]
-    assert all(GRAMMAR in str(each["function"]["parameters"]["properties"]["input"]["description"]) for each in shown)
+    wanted = [each["function"]["parameters"]["properties"]["input"]["description"] for each in shown]
+    assert all(definition in each for each in wanted)
     assert (bool(customs.inputs["one"]), customs.inputs["two"]) == (True, "")
     assert ["'two'" in warning for warning in customs.warnings] == [True]
 
@@ -227,8 +234,9 @@ def test_bad_choices_and_calls(agent: LiveServer) -> None:
         assert error_of(post(agent, "/v1/responses", body), 400)["param"] == "tool_choice"
     calling = {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "edit"}}]}
     assert error_of(chat(agent, messages=[calling]), 400)["param"] == "messages[0].tool_calls[0].custom"
-    answer = post(agent, "/api/chat", {"messages": [{"role": "user", "content": "x"}], "tools": [nested(EDIT)]})
-    assert (answer.status, "must be 'function'" in answer.text) == (400, True)
+    for tool in (nested(EDIT), {"function": {"name": "edit"}}):  # Ollama's API has functions only
+        answer = post(agent, "/api/chat", {"messages": [{"role": "user", "content": "x"}], "tools": [tool]})
+        assert (answer.status, answer.json()["error"]) == (400, "tools[0].type must be 'function'")
 
 
 def test_tools_of_a_choice_that_were_left_out(agent: LiveServer) -> None:

@@ -308,7 +308,7 @@ def test_items_of_a_conversation_are_referred_to(client: openai.OpenAI, live: Li
     create(client, [{"type": "item_reference", "id": item.id}], store=False)
     assert prompt_text(live) == "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
     client.conversations.delete(made.id)
-    with pytest.raises(openai.BadRequestError, match="there is no item"):
+    with pytest.raises(openai.BadRequestError, match="not found or deleted"):
         create(client, [{"type": "item_reference", "id": item.id}], store=False)
 
 

@@ -160,6 +160,9 @@ def test_the_past_is_bounded(live: LiveServer, monkeypatch: pytest.MonkeyPatch) 
     late = Stream(live, "?last=30")
     assert late.next()["number"] > 4
     late.close()
+    monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_PAST_BYTES", 10)  # no event fits
+    live.do(partial(live.scheduler.tell, at(1.0, 9, has_picture=True)))
+    assert stream.next()["number"] == 9
     stream.close()
 
 
