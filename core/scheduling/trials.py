@@ -82,7 +82,7 @@ class Trials:
         if making is None:
             return None
         if making == self.current and self.is_under_way:
-            del self._suspected[making]
+            self._suspected.pop(making, None)  # it may have been forgotten: others were suspected since
             return making
         self.suspect(making)
         return None

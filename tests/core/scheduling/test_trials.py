@@ -174,6 +174,18 @@ def test_only_what_was_made_alone_is_guilty() -> None:
     assert trials.is_suspected("h")
 
 
+def test_who_is_guilty_may_have_been_forgotten() -> None:
+    """Engines that lost workers may name any number of suspects while one is made."""
+    trials = Trials()
+    trials.suspect("g")
+    trials.begin("g", PrepareGrammar(1, "g", 0))
+    trials.take_order()
+    for number in range(2000):
+        trials.suspect(f"{number}")
+    assert not trials.is_suspected("g")
+    assert trials.blame("g") == "g"
+
+
 # --- beside others ----------------------------------------------------------------------------
 
 
