@@ -203,6 +203,10 @@ class ImageGate(SchedulerPart):
         self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
+    @property
+    def num_in_making(self) -> int:
+        return self.num_under_way
+
     def asking(self) -> dict[Request, list[ImageRef]]:
         """Return the requests that are held, and the images that they need."""
         return dict(self._asking)

@@ -88,6 +88,11 @@ class SchedulerPart:
         """Whether a plan must be sent even if it computes nothing."""
         return False
 
+    @property
+    def num_in_making(self) -> int:
+        """How much the worker makes for it beside its steps, or is to make."""
+        return 0
+
     def why(self, request: Request) -> str:
         """The figures of a request that is held for `holds_for`; "" if there are none."""
         return ""
@@ -123,6 +128,7 @@ class Parts:
         """By what requests are held for: one that is held by one part may have figures of another, from before."""
         self._waking = overriding(SchedulerPart, self.all, "wakes_at")
         self._planning = overriding(SchedulerPart, self.all, "awaits_plan")
+        self._making = overriding(SchedulerPart, self.all, "num_in_making")
 
     def _calls(self, name: str) -> list[Callable[..., Any]]:
         return calls(SchedulerPart, self.all, name)
@@ -136,6 +142,11 @@ class Parts:
     def await_plan(self) -> bool:
         """Whether some part awaits a plan."""
         return any(part.awaits_plan for part in self._planning)
+
+    @property
+    def num_in_making(self) -> int:
+        """How much the worker makes beside its steps, or is to make."""
+        return sum(part.num_in_making for part in self._making)
 
     def stats(self) -> dict[str, Any]:
         """Fields of `EngineStats`."""

@@ -61,6 +61,11 @@ class Trials:
         """Whether the worker was told to make the suspect, and has not answered."""
         return self.current is not None and self._order is None
 
+    @property
+    def num_untold(self) -> int:
+        """1 if there is a suspect that the worker was not told to make yet, otherwise 0."""
+        return int(self._order is not None)
+
     def settled(self, key: Suspect) -> None:
         """It was made, or refused in good order: it kills nobody."""
         self._suspected.pop(key, None)
