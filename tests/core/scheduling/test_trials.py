@@ -272,6 +272,27 @@ def test_a_suspected_grammar_waits_for_one_that_nobody_wants_any_more() -> None:
     assert ("b", 0) in driver.finished
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_death_over_an_image_that_was_dropped_is_not_the_next_one_s_fault(*, is_over: bool) -> None:
+    """The worker may be at it when the suspect's turn comes. When it has embedded a later one, it is past it."""
+    driver = with_images(DOG.key)
+    driver.add(shows("a", PROMPT, CAT))
+    assert asked_images(driver) == [CAT.key]
+    driver.abort("a")
+    if is_over:
+        driver.add(shows("later", PROMPT, COW, max_tokens=1))
+        assert asked_images(driver) == [COW.key]
+        driver.run()
+    driver.add(shows("b", PROMPT, DOG))
+    assert asked_images(driver) == [DOG.key]
+    driver.reset_worker()
+    assert (("b", 0) in driver.finished) == is_over
+    if not is_over:
+        assert asked_images(driver) == [DOG.key]
+        driver.reset_worker()
+    assert driver.finished["b", 0].error_code == "ends_workers"
+
+
 def test_a_suspected_grammar_does_not_wait_for_one_that_cannot_be_used() -> None:
     driver = with_grammars("h")
     driver.add(make_request("a", PROMPT, 3, grammar="bad"))
