@@ -350,6 +350,7 @@ class Engine:
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
         """Requests that waited for a grammar may run, or fail."""
         assert self._scheduler is not None
+        self._note_making(self._scheduler)
         for owner, deltas in self._scheduler.grammar_prepared(message).items():
             self._tell(owner, deltas)
         self._changed()
@@ -357,10 +358,16 @@ class Engine:
     def on_image_encoded(self, message: ImageEncoded) -> None:
         """Requests that waited for an image may run, or fail."""
         assert self._scheduler is not None
+        self._note_making(self._scheduler)
         self._observers.on_image(message, self._scheduler)
         for owner, deltas in self._scheduler.image_encoded(message).items():
             self._tell(owner, deltas)
         self._changed()
+
+    def _note_making(self, scheduler: Scheduler) -> None:
+        """Something was made: during a trial, when no step is planned, that is the worker's progress."""
+        if not scheduler.in_flight:
+            self._progress_at = monotonic()
 
     def on_expert_tokens(self, rank: WorkerHello, message: ExpertTokens) -> None:
         """Experts on a rank have computed tokens."""
@@ -383,7 +390,7 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not scheduler.in_flight and not scheduler.trials.is_under_way:
+            if not scheduler.in_flight and not scheduler.is_on_trial:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=observers.want_records)
             if scheduler.ended:

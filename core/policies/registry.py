@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import entry_points
 from types import ModuleType
 
@@ -60,7 +61,8 @@ def make_policy(name: str) -> Policy:
 
 def _imported(name: str) -> ModuleType:
     """Import a module, which may lie in the current folder: the installed command does not look there."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that it hides nothing
+    with suppress(FileNotFoundError):  # the folder may have been removed
+        here = os.getcwd()
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)  # last, so that it hides nothing
     return importlib.import_module(name)

@@ -92,7 +92,7 @@ class _Move(NamedTuple):
 class DiskMoves(SchedulerPart):
     """One worker's disk tier, and all moves to it and from it."""
 
-    stats_field = "disk"
+    stats_field, holds_for = "disk", DISK
     __slots__ = (
         "_after_plan", "_fetches", "_kv", "_messages", "_moves", "_next_id", "_noted", "_predict_us", "_store_id",
         "_us_per_page", "_voided", "_waiting", "disk", "is_writing", "totals",
@@ -431,8 +431,6 @@ class DiskMoves(SchedulerPart):
         )
 
     def why(self, request: Request) -> str:
-        if request not in self._fetches:
-            return ""
         num_pages, seconds = self.awaited(request)
         return f"{count_of(num_pages, 'page')}, for at most {time_of(seconds * 1e6)}"
 

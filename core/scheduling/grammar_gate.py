@@ -56,6 +56,7 @@ class GrammarGate(SchedulerPart):
         "_no_room",
         "_num_bytes",
         "_num_made",
+        "_unanswered",
         "_waiting",
         "messages",
         "trials",
@@ -68,6 +69,7 @@ class GrammarGate(SchedulerPart):
         self._max_live = max_live
         self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
         self._ids: dict[int, _Live] = {}
+        self._unanswered: set[int] = set()  # the worker may prepare them, even if they were dropped meanwhile
         self._num_made = 0  # ids are never reused
         self._num_bytes = 0
         self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
@@ -89,7 +91,7 @@ class GrammarGate(SchedulerPart):
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
             is_suspected = self.trials.is_suspected(sampling.grammar)
-            is_busy = self.trials.current is not None or (is_suspected and self.num_under_way > 0)
+            is_busy = self.trials.current is not None or (is_suspected and self.num_in_making > 0)
             if (self._live and not has_room) or is_busy:
                 self._holds_for_trial |= is_busy
                 self._no_room.append(request)
@@ -107,7 +109,9 @@ class GrammarGate(SchedulerPart):
     def prepared(self, message: GrammarPrepared) -> list[Request]:
         """Queue the requests held for a grammar that is now ready, or return them if it cannot be used."""
         live = self._ids.get(message.grammar_id)
+        self._unanswered.discard(message.grammar_id)
         if live is None or live.is_ready:
+            self._ask_again()
             return []  # no request needs it any more
         live.is_ready = not message.error
         self.trials.settled(live.text)
@@ -130,6 +134,8 @@ class GrammarGate(SchedulerPart):
             del self._live[live.text], self._ids[live.grammar_id]
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
+            if self.trials.num_untold and self.trials.current == live.text:
+                self._unanswered.discard(live.grammar_id)
             self.trials.abandoned(live.text)
             self._ask_again()
         # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
@@ -167,6 +173,7 @@ class GrammarGate(SchedulerPart):
                 request.grammar_id = 0
         self._live.clear()
         self._ids.clear()
+        self._unanswered.clear()
         self._num_bytes = 0
         self._no_room.clear()
         self._holds_for_trial = False
@@ -175,13 +182,12 @@ class GrammarGate(SchedulerPart):
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
-    def num_under_way(self) -> int:
-        """How many are being prepared, or are to be."""
-        return sum(not live.is_ready for live in self._live.values())
+    def num_in_making(self) -> int:
+        return len(self._unanswered)
 
     def _ask_again(self) -> None:
         """Let those ask again that were held because a suspect was made alone, or was to be."""
-        if not self._holds_for_trial or self.trials.current is not None or self.num_under_way:
+        if not self._holds_for_trial or self.trials.current is not None or self.num_in_making:
             return
         self._holds_for_trial = False
         while self._no_room:  # each goes to the head of its line
@@ -196,6 +202,7 @@ class GrammarGate(SchedulerPart):
         self._num_made += 1
         live = _Live(self._num_made, text, num_bytes)
         self._live[text] = self._ids[live.grammar_id] = live
+        self._unanswered.add(live.grammar_id)
         self._num_bytes += num_bytes
         self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
         return live

@@ -54,8 +54,8 @@ class ImageGate(SchedulerPart):
     """The live embeddings of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
-        "_asking", "_ids", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made", "_num_us",
-        "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
+        "_asking", "_ids", "_last_left", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made",
+        "_num_us", "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
     )  # fmt: skip
 
     stats_field, asks_worker = "images", True
@@ -68,6 +68,7 @@ class ImageGate(SchedulerPart):
         self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, longest unused first
         self._ids: dict[int, _Live] = {}
         self._num_made = 0  # ids are never reused
+        self._last_left = 0  # id of the last image that was dropped while the worker may have embedded it
         self._asking: dict[Request, list[ImageRef]] = {}  # held request -> the images it needs
         self._lines: dict[str, deque[Request]] = {}  # held for lack of room: by tenant, the next one first
         self._num_encoded = self._num_found = self._num_us = 0
@@ -118,6 +119,8 @@ class ImageGate(SchedulerPart):
     def encoded(self, message: ImageEncoded) -> list[Request]:
         """Queue the requests held for an image that is now embedded, or return them if it cannot be."""
         live = self._ids.get(message.embedding_id)
+        if message.embedding_id >= self._last_left:  # the worker embeds them in order
+            self.trials.is_unsure = False
         if live is None or live.is_ready:
             return []  # no request needs it any more
         self.num_under_way -= 1
@@ -160,6 +163,8 @@ class ImageGate(SchedulerPart):
             del live.users[request]
             if not live.users and not live.is_ready:
                 self.num_under_way -= 1
+                if not self.trials.num_untold or self.trials.current != live.key:
+                    self._last_left, self.trials.is_unsure = live.embedding_id, True
                 self.trials.abandoned(live.key)
                 self._drop(live)
         self._order_more()
@@ -200,8 +205,13 @@ class ImageGate(SchedulerPart):
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
         self.num_bytes = self.num_under_way = 0
+        self.trials.is_unsure = False
         self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
+
+    @property
+    def num_in_making(self) -> int:
+        return self.num_under_way
 
     def asking(self) -> dict[Request, list[ImageRef]]:
         """Return the requests that are held, and the images that they need."""

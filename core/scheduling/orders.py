@@ -17,8 +17,7 @@ def take_orders(scheduler: Scheduler) -> Orders:
     """Return the orders for the worker since the last call; a suspect's comes when the worker does nothing else."""
     images, grammars = scheduler.images, scheduler.grammars
     orders: Orders = [*grammars.take_messages(), *([] if images is None else images.take_messages())]
-    if scheduler.is_on_trial and not scheduler.in_flight:
-        num_under_way = grammars.num_under_way + (0 if images is None else images.num_under_way)
-        if num_under_way == 1 and (order := scheduler.trials.take_order()) is not None:
-            orders.append(order)
+    is_told = scheduler.is_on_trial and not scheduler.in_flight and scheduler.parts.num_in_making == 1
+    if is_told and (order := scheduler.trials.take_order()) is not None:
+        orders.append(order)
     return orders

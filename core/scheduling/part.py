@@ -36,6 +36,9 @@ class SchedulerPart:
     asks_worker: ClassVar[bool] = False
     """Whether what it waits for is made by the worker: then it is asked for before others are preempted."""
 
+    holds_for: ClassVar[str] = ""
+    """What it holds requests for, where `why` has figures: a kind of reason (`step_record.py`)."""
+
     def admits(self, seq: Sequence, start: Start) -> bool:
         """Whether the head of the queue may enter a row; otherwise this part holds it, off the queue, until it may."""
         return True
@@ -85,8 +88,13 @@ class SchedulerPart:
         """Whether a plan must be sent even if it computes nothing."""
         return False
 
+    @property
+    def num_in_making(self) -> int:
+        """How much the worker makes for it beside its steps, or is to make."""
+        return 0
+
     def why(self, request: Request) -> str:
-        """What a request that this part holds waits for, with figures; "" if it holds none."""
+        """The figures of a request that is held for `holds_for`; "" if there are none."""
         return ""
 
     def stats(self) -> Any:
@@ -114,9 +122,13 @@ class Parts:
         self.make_way: list[Callable[..., bool]] = self._calls("make_way")
         self.reset: list[Callable[..., Iterable[Ending]]] = self._calls("reset")
         self.drop_cached = self._calls("drop_cached")
-        self.why: list[Callable[[Request], str]] = self._calls("why")
+        self.why: dict[str, Callable[[Request], str]] = {
+            part.holds_for: part.why for part in overriding(SchedulerPart, self.all, "why")
+        }
+        """By what requests are held for: one that is held by one part may have figures of another, from before."""
         self._waking = overriding(SchedulerPart, self.all, "wakes_at")
         self._planning = overriding(SchedulerPart, self.all, "awaits_plan")
+        self._making = overriding(SchedulerPart, self.all, "num_in_making")
 
     def _calls(self, name: str) -> list[Callable[..., Any]]:
         return calls(SchedulerPart, self.all, name)
@@ -130,6 +142,11 @@ class Parts:
     def await_plan(self) -> bool:
         """Whether some part awaits a plan."""
         return any(part.awaits_plan for part in self._planning)
+
+    @property
+    def num_in_making(self) -> int:
+        """How much the worker makes beside its steps, or is to make."""
+        return sum(part.num_in_making for part in self._making)
 
     def stats(self) -> dict[str, Any]:
         """Fields of `EngineStats`."""

@@ -74,7 +74,8 @@ class Reasons:
 
     def _aside(self, request: Request) -> str:
         if why := self._scheduler.waiting.held().get(request):
-            return next((f"{why}: {more}" for ask in self._scheduler.parts.why if (more := ask(request))), why)
+            figures = self._scheduler.parts.why.get(why)
+            return f"{why}: {more}" if figures is not None and (more := figures(request)) else why
         if not request.is_parked:
             return ""
         if not request.running:

@@ -269,7 +269,8 @@ class Scheduler:
         too long for the new worker, and of a request found to crash workers.
         """
         self._set_now(now)
-        culprit = self.suspects.blame(self.in_flight) if has_died else None
+        is_making = self.parts.num_in_making > self.trials.num_untold or self.trials.is_unsure
+        culprit = self.suspects.blame(self.in_flight, is_making=is_making) if has_died else None
         if culprit is not None:
             self.step_size.restore()
         self.queue_bound.requeued(len(self.running))

@@ -3,7 +3,7 @@
     a death     requests in flight become suspects, in groups: the first is on trial, and nothing else is admitted
     passed      the group on trial has recomputed all that was in flight: the next group joins
     a death     during a trial: the group is split in two, and the first half tried alone
-    guilty      a suspect that was alone in flight at a death
+    guilty      a suspect that was alone in flight at a death, while the worker made nothing beside its steps
 
 A request that was in flight when another engine's worker died may run beside others at once, because most deaths are no
 request's fault. At the next death it is blamed before requests that were never in flight at one.
@@ -60,8 +60,10 @@ class Suspects:
         """Whether the request may be admitted now."""
         return not self.groups or request in self.groups[0]
 
-    def blame(self, in_flight: Iterable[InFlightStep]) -> Request | None:
+    def blame(self, in_flight: Iterable[InFlightStep], *, is_making: bool) -> Request | None:
         """A worker died with these steps in flight, and all sequences will be recomputed; return a certain culprit.
+
+        `is_making`: whether it also made a grammar or an embedding, which may be guilty instead (`trials.py`).
 
         Call this before the sequences leave their rows.
         """
@@ -69,7 +71,7 @@ class Suspects:
         on_trial = [request for request in self.groups[0] if request in launched] if self.groups else []
         self._forget_innocent()
         brought = [request for request in self._brought if request in launched]
-        if (on_trial or brought) and len(launched) == 1:
+        if (on_trial or brought) and len(launched) == 1 and not is_making:
             self._release(on_trial)
             return next(iter(launched))
         suspects = on_trial or brought or list(launched)

@@ -27,13 +27,15 @@ _MAX_SUSPECTED = 1024
 class Trials:
     """The suspects of a scheduler's gates. Pure bookkeeping: a gate asks `is_suspected` before it orders anything."""
 
-    __slots__ = ("_order", "_suspected", "at_end", "current")
+    __slots__ = ("_order", "_suspected", "at_end", "current", "is_unsure")
 
     def __init__(self) -> None:
         self._suspected: dict[Suspect, None] = {}
         self._order: Order | None = None  # of the current one, until the worker does nothing else
         self.current: Suspect | None = None
         """What is made alone now, or as soon as the worker does nothing else."""
+        self.is_unsure = False
+        """Whether the worker may still make what nobody wants any more: of that it gives no answer."""
         self.at_end: list[Callable[[], None]] = []
         """Called when nothing is on trial any more."""
 
@@ -61,6 +63,11 @@ class Trials:
         """Whether the worker was told to make the suspect, and has not answered."""
         return self.current is not None and self._order is None
 
+    @property
+    def num_untold(self) -> int:
+        """1 if there is a suspect that the worker was not told to make yet, otherwise 0."""
+        return int(self._order is not None)
+
     def settled(self, key: Suspect) -> None:
         """It was made, or refused in good order: it kills nobody."""
         self._suspected.pop(key, None)
@@ -81,8 +88,8 @@ class Trials:
         """A worker died while it was making this, if anything; return what certainly killed it."""
         if making is None:
             return None
-        if making == self.current and self.is_under_way:
-            del self._suspected[making]
+        if making == self.current and self.is_under_way and not self.is_unsure:
+            self._suspected.pop(making, None)  # it may have been forgotten: others were suspected since
             return making
         self.suspect(making)
         return None

@@ -6,6 +6,7 @@ from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.scheduling.handover.arrivals import Arrivals, HandoverTotals, Namespace, Order, Peers
 from penstock.core.scheduling.handover.departures import LOST, Departures
 from penstock.core.scheduling.part import Ending, SchedulerPart
+from penstock.core.scheduling.step_record import PREFILL
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
@@ -18,7 +19,7 @@ __all__ = ["Handovers", "Peers"]
 class Handovers(SchedulerPart):
     """The pages that one worker's pool gets from other engines, and those that it has for them."""
 
-    stats_field = "handover"
+    stats_field, holds_for = "handover", PREFILL
     __slots__ = ("_lost", "_totals", "arrivals", "departures")
 
     def __init__(

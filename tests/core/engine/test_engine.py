@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from penstock.config import Config, IpcOptions, SchedulerOptions
@@ -28,6 +29,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
+    PrepareGrammar,
     RowError,
     SayHello,
     SequenceDelta,
@@ -43,6 +45,7 @@ from penstock.ipc.messages import (
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
 from tests.core.driver import make_request
+from tests.core.scheduling.test_image_gate import image, shows
 
 PID = 4321
 
@@ -50,7 +53,9 @@ PID = 4321
 class Peers:
     """A frontend and a worker, which answers a plan only when the test says so."""
 
-    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None, **of_worker: object) -> None:
+        """`of_worker`: fields of its hello."""
+        self._of_worker = of_worker
         options = IpcOptions(
             frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", heartbeat_interval=0.05
         )
@@ -69,7 +74,8 @@ class Peers:
     def new_worker(self) -> Dealer[ToWorker]:
         address = self.engine.workers.channel.address
         self.worker = Dealer(self._context, address, "w", Codec(ToWorker), self.to_worker.put_nowait)
-        self.worker.send(WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID))
+        hello = WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID)
+        self.worker.send(replace(hello, **self._of_worker))
         return self.worker
 
     async def plan(self) -> StepPlan:
@@ -129,6 +135,24 @@ async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch
     assert again.new_rows == first.new_rows
     peers.worker.send(StepResult(again.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)
+
+
+async def test_a_trial_that_cannot_begin_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspected image waits for a grammar that hangs. Meanwhile no step is planned, so nothing else tells of it."""
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS", 0.3)
+    peers = Peers(tmp_path, max_embedding_bytes=1000, embedding_bytes=10)
+    await peers.ready()
+    peers.frontend.send(make_request("a", [1, 2, 3], 2, grammar="hangs"))
+    while not isinstance(await asyncio.wait_for(peers.to_worker.get(), 5), PrepareGrammar):
+        pass
+    await asyncio.sleep(0.5)
+    assert not peers.hung, "steps can still be planned"
+    peers.frontend.send(replace(shows("b", [1, 2, 3], image("suspected", 0, 2)), num_deaths=1))
+    async with asyncio.timeout(60):
+        while not peers.hung:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.02)
+    assert peers.hung == [PID]
+    peers.close()
 
 
 async def test_a_batch_begins_in_time_although_nothing_happens(tmp_path: Path) -> None:

@@ -198,3 +198,13 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     assert type(make_policy("in_this_folder:Mine")).__name__ == "Mine"
+
+
+def test_an_installed_module_is_found_from_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert isinstance(make_policy(EDF), EarliestDeadline)

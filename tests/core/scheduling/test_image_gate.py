@@ -13,12 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.recording.lines import Encoded
+from penstock.core.scheduling import disk_moves
+from penstock.core.scheduling.step_record import DISK, IMAGE
 from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, DropEmbedding, ImageEncoded, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
 from tests.core.driver import EMBEDDING_BYTES, Driver, make_limits, make_request
-from tests.core.kv.test_disk_moves import with_disk
+from tests.core.kv.test_disk_moves import quiet, restarted, run_alone, with_disk
 from tests.core.kv.test_tiers import with_host
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_requests, random_trace
@@ -255,3 +257,22 @@ def test_a_recording_has_an_images_key_and_sizes_and_never_its_pixels(tmp_path: 
     assert (cat.key.hex() in text) == with_tokens
     assert '"images":[["' in text
     assert ",2,9,9,[1,1,9],4]" in text
+
+
+def test_what_has_come_from_the_disk_is_no_reason_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request waits for an image by then."""
+    monkeypatch.setattr(disk_moves, "MIN_STORED_TOKENS", 8)
+    driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50, max_embedding_bytes=1000)))
+    prompt = list(range(50))
+    run_alone(driver, "first", prompt)
+    disk = restarted(driver)
+    driver.add(shows("again", prompt, image("cat", 44, 5)))
+    driver.schedule()
+    (request,) = driver.scheduler.requests.values()
+    told = driver.scheduler.reasons().of_requests([request])[request]
+    assert told.startswith(f"{DISK}: 11 pages, for at most "), told
+    driver.move()
+    driver.schedule()
+    assert disk.fetches()
+    assert driver.scheduler.reasons().of_requests([request])[request] == IMAGE
+    driver.run()

@@ -174,6 +174,18 @@ def test_only_what_was_made_alone_is_guilty() -> None:
     assert trials.is_suspected("h")
 
 
+def test_who_is_guilty_may_have_been_forgotten() -> None:
+    """Engines that lost workers may name any number of suspects while one is made."""
+    trials = Trials()
+    trials.suspect("g")
+    trials.begin("g", PrepareGrammar(1, "g", 0))
+    trials.take_order()
+    for number in range(2000):
+        trials.suspect(f"{number}")
+    assert not trials.is_suspected("g")
+    assert trials.blame("g") == "g"
+
+
 # --- beside others ----------------------------------------------------------------------------
 
 
@@ -232,6 +244,65 @@ def test_a_grammar_is_not_blamed_for_an_image_nor_an_image_for_a_grammar() -> No
     driver.run()
     assert {name for name, _ in driver.finished} == {"a", "b", "c"}
     assert driver.num_deaths == 0
+
+
+def test_a_step_is_not_blamed_for_an_image_that_is_made_beside_it() -> None:
+    """Not even the step of a request that was in flight when another engine's worker died of another image."""
+    driver = Driver(make_limits(max_embedding_bytes=1000), pipeline_depth=0)
+    driver.add(replace(make_request("innocent", PROMPT[::-1], 9), num_deaths=1))
+    driver.schedule()
+    driver.add(shows("kills", PROMPT, DOG))
+    assert deaths_over(driver, DOG.key) == 2
+    assert driver.finished["kills", 0].error_code == "ends_workers"
+    request = driver.added["innocent"][0]
+    assert driver.outputs["innocent", 0] == solo_run(PROMPT[::-1], request.sampling, 0, driver.limits)
+
+
+def test_a_suspected_grammar_waits_for_one_that_nobody_wants_any_more() -> None:
+    """The worker is preparing it nevertheless, and may die of it."""
+    driver = with_grammars("h")
+    driver.add(make_request("a", PROMPT, 3, grammar="g"))
+    assert asked_grammars(driver) == ["g"]
+    driver.abort("a")
+    driver.add(make_request("b", PROMPT, 3, grammar="h"))
+    assert asked_grammars(driver) == ["g"]
+    driver.prepare()
+    assert asked_grammars(driver) == ["h"]
+    driver.run()
+    assert ("b", 0) in driver.finished
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_death_over_an_image_that_was_dropped_is_not_the_next_one_s_fault(*, is_over: bool) -> None:
+    """The worker may be at it when the suspect's turn comes. When it has embedded a later one, it is past it."""
+    driver = with_images(DOG.key)
+    driver.add(shows("a", PROMPT, CAT))
+    assert asked_images(driver) == [CAT.key]
+    driver.abort("a")
+    if is_over:
+        driver.add(shows("later", PROMPT, COW, max_tokens=1))
+        assert asked_images(driver) == [COW.key]
+        driver.run()
+    driver.add(shows("b", PROMPT, DOG))
+    assert asked_images(driver) == [DOG.key]
+    driver.reset_worker()
+    assert (("b", 0) in driver.finished) == is_over
+    if not is_over:
+        assert asked_images(driver) == [DOG.key]
+        driver.reset_worker()
+    assert driver.finished["b", 0].error_code == "ends_workers"
+
+
+def test_a_suspected_grammar_does_not_wait_for_one_that_cannot_be_used() -> None:
+    driver = with_grammars("h")
+    driver.add(make_request("a", PROMPT, 3, grammar="bad"))
+    driver.add(make_request("b", PROMPT, 3, grammar="h"))
+    assert asked_grammars(driver) == ["bad"]
+    driver.prepare()
+    assert driver.finished["a", 0].error
+    assert asked_grammars(driver) == ["h"]
+    driver.run()
+    assert ("b", 0) in driver.finished
 
 
 def test_a_grammar_held_for_an_image_on_trial_comes_after_it() -> None:
