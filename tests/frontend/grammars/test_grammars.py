@@ -153,7 +153,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "regex"}}, "is empty"),
     ({"typical_p": 0.5}, "typical_p is not supported"),
     ({"mirostat": 2}, "mirostat is not supported"),
-    ({"n_predict": 5}, "use max_tokens"),
     ({"format": {"type": "object"}}, "use response_format"),
     ({"options": {"num_ctx": 5}}, "options is not supported"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
