@@ -132,7 +132,7 @@ def test_all_are_refused_without_torch(folder: Path) -> None:
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()"
     )
     command = [sys.executable, "-c", program, str(folder.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
 
 

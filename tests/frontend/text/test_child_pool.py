@@ -255,7 +255,10 @@ async def test_long_questions_leave_a_process_to_short_ones(checkpoint: Path) ->
         await pool.close()
 
 
-async def test_a_lost_process_is_replaced_in_the_turn_that_lost_it(checkpoint: Path) -> None:
+async def test_a_lost_process_is_replaced_in_the_turn_that_lost_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_pool, "_LEFT_SECONDS", 0.0)  # a quick machine would answer all the same
     pool = make_pool(str(checkpoint), "", "text", max_processes=2)
     try:
         await asyncio.gather(pool.ask(QUESTION, 20, "a"), pool.ask(QUESTION, 20, "b"))
