@@ -19,22 +19,20 @@ enum Source { kBytes, kNibbles };  // how the values of a block are stored; nibb
 // The sums of a run.
 template <Source kSource>
 inline void sum_run_alone(const Panels& its, const InputBlock& x, int j, int r, int k, int end,
-                          Ints (&sums)[kPanelsAlone]) {
+                          PartInts (&sums)[kPanelsAlone][kParts]) {
   constexpr int kVector = kSource == kNibbles ? 8 : 4;  // inputs in 64 bytes
-  // In the processor's own vectors: GCC keeps larger ones in memory.
-  PartInts parts[kPanelsAlone][kParts];
 #pragma GCC unroll 8
   for (int p = 0; p < kPanelsAlone; p++) {
 #pragma GCC unroll 4
     for (int i = 0; i < kParts; i++) {
-      parts[p][i] = PartInts{} + x.offsets[r];
-      if (its.has_zeros) parts[p][i] *= load_part(its.scales[p].zeros[j], i);
+      sums[p][i] = PartInts{} + x.offsets[r];
+      if (its.has_zeros) sums[p][i] *= part_of(its.scales[p].zeros[j], i * kPart);
     }
   }
   const uint8_t *values = its.values + size_t(k) * 64 / kVector, *ahead = its.ahead + k / 4 * its.ahead_step;
   for (; k < end; k += kVector, values += 64, ahead += kVector / 4 * its.ahead_step) {
-    const PartWords first = part_of_four_at(x.codes + k);
-    [[maybe_unused]] const PartWords second = kSource == kNibbles ? part_of_four_at(x.codes + k + 4) : first;
+    const PartWords first = four_at(x.codes + k);
+    [[maybe_unused]] const PartWords second = kSource == kNibbles ? four_at(x.codes + k + 4) : first;
 #pragma GCC unroll 8
     for (int p = 0; p < kPanelsAlone; p++) {
       __builtin_prefetch(ahead + p * its.ahead_panel);
@@ -42,26 +40,25 @@ inline void sum_run_alone(const Panels& its, const InputBlock& x, int j, int r, 
       for (int i = 0; i < kParts; i++) {
         const PartWords vector = load<PartWords>(values + p * its.panel + i * sizeof(PartWords));
         if constexpr (kSource == kNibbles) {
-          parts[p][i] = plus_part_dots(parts[p][i], vector & 0x0f0f0f0fu, first);
-          parts[p][i] = plus_part_dots(parts[p][i], vector >> 4 & 0x0f0f0f0fu, second);
+          sums[p][i] = plus_dots(sums[p][i], vector & 0x0f0f0f0fu, first);
+          sums[p][i] = plus_dots(sums[p][i], vector >> 4 & 0x0f0f0f0fu, second);
         } else {
-          parts[p][i] = plus_part_dots(parts[p][i], vector, first);
+          sums[p][i] = plus_dots(sums[p][i], vector, first);
         }
       }
     }
   }
-#pragma GCC unroll 8
-  for (int p = 0; p < kPanelsAlone; p++) std::memcpy(&sums[p], parts[p], sizeof sums[p]);
 }
 
 // sums [kPanelsAlone] += the products of a block.
 template <Steps kSteps, Source kSource>
-void multiply_block_alone(const Panels& its, const InputBlock& x, Floats* sums) {
+void multiply_block_alone(const Panels& panels, const InputBlock& x, Floats* sums) {
+  const Panels its = panels;  // no store can change this copy
   for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
     const int end = std::min(k + its.group, its.num_inputs);
-    Floats of_group[kPanelsAlone] = {};
+    PartFloats of_group[kPanelsAlone][kParts] = {};
     for (int begin = k; begin < end; begin += its.run, r++) {
-      Ints of_run[kPanelsAlone];
+      PartInts of_run[kPanelsAlone][kParts];
       sum_run_alone<kSource>(its, x, j, r, begin, std::min(begin + its.run, end), of_run);
 #pragma GCC unroll 8
       for (int p = 0; p < kPanelsAlone; p++) add_run<kSteps>(of_run[p], x, begin, of_group[p], sums + p);

@@ -53,23 +53,34 @@ enum Steps {  // how sums of runs are scaled
   kOfGroups,    // by the scales of inputs, and then by those of weights, if there are any
 };
 
-// Scales and adds a token's sum of a run of a panel; `sum` is the token's sum of all runs so far.
+// Scales and adds a token's sum of a run of a panel; `sum` is the token's sum of all runs so far. All sums are in the
+// processor's own vectors, because GCC keeps larger ones in memory.
 template <Steps kSteps>
-inline void add_run(Ints of_run, const InputBlock& x, int k, Floats& of_group, Floats* sum) {
-  const Floats scaled = __builtin_convertvector(of_run, Floats);
-  if constexpr (kSteps == kUnscaled)
-    store(sum, load<Ints>(sum) + of_run);
-  else if constexpr (kSteps == kOfTokens)
-    of_group = scaled;
-  else
-    of_group += scaled * splat(x.scales[k / kInputsPadding]);
+inline void add_run(const PartInts (&of_run)[kParts], const InputBlock& x, int k, PartFloats (&of_group)[kParts],
+                    Floats* sum) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) {
+    const PartFloats scaled = __builtin_convertvector(of_run[i], PartFloats);
+    float* const to = reinterpret_cast<float*>(sum) + i * kPart;
+    if constexpr (kSteps == kUnscaled)
+      store(to, load<PartInts>(to) + of_run[i]);
+    else if constexpr (kSteps == kOfTokens)
+      of_group[i] = scaled;
+    else
+      of_group[i] += scaled * x.scales[k / kInputsPadding];
+  }
 }
 
-inline void add_group(const Panels& its, Floats of_group, const InputBlock& x, int p, int j, Floats* to) {
-  Floats sum = *to;
-  sum = its.has_scales ? sum + its.scales[p].scales[j] * of_group : sum + of_group;
-  if (its.has_minimums) sum -= its.scales[p].minimums[j] * splat(x.totals[j]);
-  *to = sum;
+inline void add_group(const Panels& its, const PartFloats (&of_group)[kParts], const InputBlock& x, int p, int j,
+                      Floats* sum) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) {
+    float* const to = reinterpret_cast<float*>(sum) + i * kPart;
+    PartFloats part = load<PartFloats>(to);
+    part = its.has_scales ? part + part_of(its.scales[p].scales[j], i * kPart) * of_group[i] : part + of_group[i];
+    if (its.has_minimums) part -= part_of(its.scales[p].minimums[j], i * kPart) * x.totals[j];
+    store(to, part);
+  }
 }
 
 }  // namespace penstock

@@ -19,44 +19,51 @@ namespace penstock {
 // The sums of a run for some tokens and panels. Long runs also prefetch the inputs of as many further tokens.
 template <int kTokens, bool kIsLong>
 inline void sum_run(const Panels& its, const InputBlock* x, int j, int r, int k, int end,
-                    Ints (&sums)[kPanels][kTokens]) {
+                    PartInts (&sums)[kPanels][kTokens][kParts]) {
 #pragma GCC unroll 8
-  for (int t = 0; t < kTokens; t++)
-#pragma GCC unroll 8
-    for (int p = 0; p < kPanels; p++) sums[p][t] = Ints{} + x[t].offsets[r];
-  if (its.has_zeros)
+  for (int p = 0; p < kPanels; p++)
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+      for (int i = 0; i < kParts; i++) sums[p][t][i] = PartInts{} + x[t].offsets[r];
+  if (its.has_zeros)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; p++) sums[p][t] *= its.scales[p].zeros[j];
+    for (int p = 0; p < kPanels; p++)
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+        for (int i = 0; i < kParts; i++) sums[p][t][i] *= part_of(its.scales[p].zeros[j], i * kPart);
   const uint8_t *values = its.values + size_t(k) * kLanes, *ahead = its.ahead + k / 4 * its.ahead_step;
   constexpr size_t kOfTile = kTokens * sizeof(InputBlock) / (kMostBlock / 4);
   const char* coming = reinterpret_cast<const char*>(x + kTokens) + k / 4 * kOfTile;
   for (; k < end; k += 4, values += 4 * kLanes, ahead += its.ahead_step, coming += kOfTile) {
     if constexpr (kIsLong) __builtin_prefetch(coming);
-    Bytes of_panels[kPanels];
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; p++) {
-      of_panels[p] = load<Bytes>(values + p * its.panel);
-      __builtin_prefetch(ahead + p * its.ahead_panel);
-    }
+    for (int p = 0; p < kPanels; p++) __builtin_prefetch(ahead + p * its.ahead_panel);
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; i++) {
+      PartWords of_panels[kPanels];
 #pragma GCC unroll 8
-    for (int t = 0; t < kTokens; t++) {
-      const Words inputs = four_at(x[t].codes + k);
+      for (int p = 0; p < kPanels; p++) of_panels[p] = load<PartWords>(values + p * its.panel + i * sizeof(PartWords));
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; p++) sums[p][t] = plus_dots(sums[p][t], of_panels[p], inputs);
+      for (int t = 0; t < kTokens; t++) {
+        const PartWords inputs = four_at(x[t].codes + k);
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; p++) sums[p][t][i] = plus_dots(sums[p][t][i], of_panels[p], inputs);
+      }
     }
   }
 }
 
 // sums [kPanels][kTokens] += the products of a block; x has each token's inputs to the block.
 template <int kTokens, Steps kSteps>
-void multiply_block(const Panels& its, const InputBlock* x, Floats* sums) {
+void multiply_block(const Panels& panels, const InputBlock* x, Floats* sums) {
+  const Panels its = panels;  // no store can change this copy
   for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
     const int end = std::min(k + its.group, its.num_inputs);
-    Floats of_group[kPanels][kTokens] = {};
+    PartFloats of_group[kPanels][kTokens][kParts] = {};
     for (int begin = k; begin < end; begin += its.run, r++) {
-      Ints of_run[kPanels][kTokens];
+      PartInts of_run[kPanels][kTokens][kParts];
       sum_run<kTokens, kSteps != kOfGroups>(its, x, j, r, begin, std::min(begin + its.run, end), of_run);
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; p++)

@@ -20,14 +20,15 @@ inline TileShapes shapes_of_bytes(int num_tokens, int width) {
 
 // As `multiply_block`, for `num_tokens`, at most 16.
 template <Steps kSteps>
-void multiply_by_tiles(const Panels& its, const InputBlock* x, int num_tokens, Floats* sums) {
+void multiply_by_tiles(const Panels& panels, const InputBlock* x, int num_tokens, Floats* sums) {
+  const Panels its = panels;  // no store can change this copy
   static_assert(kPanels == 2);
   int width = 64;
   while (its.run % width || its.num_inputs % width) width /= 2;
   configure_tiles(shapes_of_bytes(num_tokens, width));
   for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
     const int end = std::min(k + its.group, its.num_inputs);
-    Floats of_group[kPanels][kTileRows] = {};
+    PartFloats of_group[kPanels][kTileRows][kParts] = {};
     for (int begin = k; begin < end; begin += its.run, r++) {
       alignas(64) Ints of_run[kPanels][kTileRows];
       asm volatile("" : : : "memory");  // compilers do not know that tiles are loaded from memory
@@ -48,7 +49,8 @@ void multiply_by_tiles(const Panels& its, const InputBlock* x, int num_tokens, F
         for (int t = 0; t < num_tokens; t++) {
           Ints offset = Ints{} + x[t].offsets[r];
           if (its.has_zeros) offset *= its.scales[p].zeros[j];
-          add_run<kSteps>(of_run[p][t] + offset, x[t], begin, of_group[p][t], sums + p * num_tokens + t);
+          const PartInts sum[kParts] = {of_run[p][t] + offset};
+          add_run<kSteps>(sum, x[t], begin, of_group[p][t], sums + p * num_tokens + t);
         }
     }
     if constexpr (kSteps == kUnscaled) continue;
