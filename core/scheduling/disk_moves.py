@@ -27,7 +27,7 @@ from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.kv.page_pool import MISSING, CacheNode
 from penstock.core.kv.tiers import Tiers
 from penstock.core.scheduling.part import SchedulerPart
-from penstock.core.scheduling.step_record import DISK, count_of, time_of
+from penstock.core.scheduling.step_record import DISK, count_text, duration_text
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.prefill_pace import PrefillPace
@@ -432,7 +432,7 @@ class DiskMoves(SchedulerPart):
 
     def why(self, request: Request) -> str:
         num_pages, seconds = self.awaited(request)
-        return f"{count_of(num_pages, 'page')}, for at most {time_of(seconds * 1e6)}"
+        return f"{count_text(num_pages, 'page')}, for at most {duration_text(seconds * 1e6)}"
 
     def awaited(self, request: Request) -> tuple[int, float]:
         """Return how many pages a request waits for, and for how many seconds more at most."""

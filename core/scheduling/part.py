@@ -44,7 +44,10 @@ class SchedulerPart:
         return True
 
     def entered(self, seq: Sequence, num_cached: int) -> int:
-        """A sequence has got a row; return how many of its tokens needed not be computed here, `num_cached` or more."""
+        """A sequence has got a row, and `num_cached` of its tokens need not be computed here.
+
+        Returns how many of these came from a prefix cache: other engines may have computed some of them for it.
+        """
         return num_cached
 
     def advance(self, *, is_idle: bool) -> Iterable[Ending]:

@@ -17,8 +17,8 @@ from penstock.core.scheduling.step_record import (
     ON_TRIAL,
     SIBLING,
     Blocked,
-    count_of,
-    time_of,
+    count_text,
+    duration_text,
     waiting_reasons,
 )
 from penstock.core.sequences.sequence import Request, Sequence
@@ -59,7 +59,7 @@ class Reasons:
                 reason = (
                     self._of_head(seq)
                     if seq is head
-                    else f"{IN_LINE}: its turn comes after {count_of(num_before, 'other')}"
+                    else f"{IN_LINE}: its turn comes after {count_text(num_before, 'other')}"
                 )
                 num_before += 1
             yield seq, reason
@@ -79,7 +79,7 @@ class Reasons:
         if not request.is_parked:
             return ""
         if not request.running:
-            return f"{ON_TRIAL}: {count_of(len(self._scheduler.suspects), 'request')}"
+            return f"{ON_TRIAL}: {count_text(len(self._scheduler.suspects), 'request')}"
         first = max(request.running, key=lambda seq: seq.num_settled_tokens)
         return f"{SIBLING}: {first.num_settled_tokens:,} of {request.num_prompt_tokens:,} tokens computed"
 
@@ -105,7 +105,7 @@ class Reasons:
         if not scheduler.in_flight:
             return ""
         step, most = scheduler.in_flight[-1], scheduler.limits.max_num_batched_tokens
-        users = f"{count_of(len(step.decodes.seqs), 'decode')} and {count_of(len(step.chunks), 'prompt')}"
+        users = f"{count_text(len(step.decodes.seqs), 'decode')} and {count_text(len(step.chunks), 'prompt')}"
         limit = (
             f", with --max-prefill-ms {scheduler.step_size.options.max_prefill_ms}" if step.num_tokens < most else ""
         )
@@ -152,7 +152,9 @@ class Reasons:
         us, num_steps, seq = ends[num_rows - 1]
         about = "about" if self._scheduler.policy.predicted_outputs(seq.request) is not None else "at most about"
         who = "the next one ends" if num_rows == 1 else f"{num_rows} rows end"
-        return f", {who} in {about} {time_of(us)}" if us else f", {who} in {about} {count_of(num_steps, 'step')}"
+        return (
+            f", {who} in {about} {duration_text(us)}" if us else f", {who} in {about} {count_text(num_steps, 'step')}"
+        )
 
 
 def late_reasons(scheduler: "Scheduler", now: float, seconds: float, most: int) -> dict[Request, str]:

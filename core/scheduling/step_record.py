@@ -24,12 +24,12 @@ PREFILL = "another engine computes its prompt"
 ON_TRIAL = "a worker died: others are tried first"
 
 
-def count_of(number: int, what: str) -> str:
+def count_text(number: int, what: str) -> str:
     """A number of things, as reasons tell it."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def time_of(us: float) -> str:
+def duration_text(us: float) -> str:
     """Microseconds, as reasons tell them."""
     return f"{us / 1e6:.1f} s" if us >= 1e6 else f"{max(us / 1e3, 1):.0f} ms"
 
