@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.request_path import files_of_a_request
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("cli", "config", "core", "frontend", "gpu_worker", "ipc", "kernels", "lab", "models", "penstock")
+FOLDERS = ("cli", "config", "core", "frontend", "gpu_worker", "ipc", "kernels", "lab", "models", "parts", "penstock")
 MOST_METHODS, MOST_ARGUMENTS = 20, 7
 
 

@@ -21,8 +21,18 @@ MAY_IMPORT = {
     "kernels": set[str](),
     "gpu_worker": {"ipc", "kernels", "config", "models"},
     "cli": {"ipc", "config", "models", "core", "frontend", "lab"},
+    "parts": {"ipc", "config", "models", "core", "frontend", "kernels", "gpu_worker"},
 }
 """Folder -> what of ours it may import besides itself."""
+PART_MAY_IMPORT = {
+    "worker": {"ipc", "kernels", "config", "models", "gpu_worker"},
+    "scheduler": MAY_IMPORT["core"] | {"core"},
+    "frontend": MAY_IMPORT["frontend"] | {"frontend"},
+    "metrics": MAY_IMPORT["frontend"] | {"frontend"},
+    "options": {"ipc", "config"},
+    "messages": {"ipc"},
+}
+"""File of a part, named after its process -> what it may import besides its own part."""
 FLOORS = {
     "core": (
         "kv", "sequences", "steps", "policies", "batching", "scheduling", "recording", "watching", "engine", "launch",
@@ -86,6 +96,23 @@ def test_source_file(path: Path) -> None:
             assert call not in {"torch.load", "torch.save"}, f"{path}:{node.lineno} calls {call}"
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"{path}:{node.lineno} has a bare except"
+
+
+@pytest.mark.parametrize("path", sources("parts"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_part_keeps_its_processes_apart(path: Path) -> None:
+    _, part, *inside = path.relative_to(ROOT).with_suffix("").parts
+    if not inside or inside[0] == "__init__":
+        return
+    file = inside[0]  # named after the process, or what its processes share
+    others = PART_MAY_IMPORT.keys() - {file, "messages", "options"}
+    for name in imports(ast.parse(path.read_text())):
+        root, folder, *more = [*name.split("."), "", "", ""]
+        assert file == "worker" or root not in {"torch", "transformers", "triton"}, f"{path} imports {name}"
+        if root == "penstock" and folder == "parts":
+            assert more[0] == part, f"{path} imports {name}, of another part"
+            assert more[1] not in others, f"{path} imports {name}, which runs in another process"
+        elif root == "penstock":
+            assert folder in PART_MAY_IMPORT.get(file, {"ipc", "config", "models"}), f"{path} imports {name}"
 
 
 def room(module: str) -> str:

@@ -1,0 +1,16 @@
+"""What a request may do without: one folder for each part, with a file for each process in which it runs.
+
+    README.md      what it does, and what it asks of the others
+    options.py     its options
+    messages.py    what its processes tell each other
+    scheduler.py   in the scheduler's process
+    worker.py      in the workers: the only file that may import torch
+    frontend.py    in the frontends: routes, metrics
+    metrics.py     what `/metrics` shows of it
+
+A part has only the files that it needs, and a file may be a folder of that name. Everything outside of this folder
+works without it: `penstock.config.parts` finds what is here by the names below, and nothing else imports a part.
+"""
+
+NAMES = ("grammars", "disk", "images", "handover")
+"""The parts, in the order in which they are asked."""
