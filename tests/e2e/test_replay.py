@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from penstock.core.recording.reader import Recording
+from penstock.parts.recording.reader import Recording
 from penstock.replay.__main__ import main
 from tests.core.driver import make_request
 from tests.core.watching.test_recorder import RecordedDriver

@@ -1,7 +1,7 @@
 """How evenly tokens go to ranks, by what these tell."""
 
-from penstock.core.engine.expert_load import ExpertCounts
 from penstock.ipc.messages import ExpertTokens, LayerTokens
+from penstock.parts.experts.scheduler import ExpertCounts
 
 
 def test_a_rank_without_tokens_counts() -> None:

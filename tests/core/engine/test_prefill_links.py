@@ -6,8 +6,8 @@ from pathlib import Path
 import zmq
 
 from penstock.config import Config
-from penstock.core.engine.prefill_links import PrefillLinks
 from penstock.ipc.messages import EngineNotReady, EngineReady, HandoverReleased, KVSource, SayHello, SequenceDelta
+from penstock.parts.handover.scheduler.prefill_links import PrefillLinks
 
 OWN = KVSource("ours", ("zmq",), (), {})
 THEIRS = KVSource("theirs", ("zmq",), (), {})

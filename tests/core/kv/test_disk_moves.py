@@ -14,10 +14,10 @@ import pytest
 
 import tests.core.driver
 from penstock.core.kv.disk_tier import DiskTier
-from penstock.core.scheduling import disk_moves
-from penstock.core.scheduling.disk_moves import DiskMoves
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import DiskContents
+from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.scheduler import DiskMoves
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.kv.test_tiers import KINDS, returning_requests, with_host
@@ -98,8 +98,9 @@ def restarted(driver: Driver) -> DiskMoves:
     driver.restart_scheduler()
     while driver.can_move:
         driver.move()
-    assert driver.scheduler.disk is not None
-    return driver.scheduler.disk
+    disk = driver.scheduler.parts.get(DiskMoves)
+    assert disk is not None
+    return disk
 
 
 def run_alone(driver: Driver, request_id: str, prompt: list[int], salt: str = "") -> int:
@@ -228,7 +229,7 @@ def test_a_swapped_sequence_waits_for_no_disk() -> None:
         driver.process()
     while driver.can_move:
         driver.move()
-    disk = driver.scheduler.disk
+    disk = driver.scheduler.parts.get(DiskMoves)
     assert disk is not None
     assert disk.disk.num_cached == 12
     driver.add(make_request("urgent", [900, 901], 1))
@@ -276,7 +277,7 @@ def test_a_full_disk_ends_writing_only() -> None:
     run_alone(driver, "first", list(range(50)))
     driver.disk.failure_rate = 1.0
     run_alone(driver, "second", list(range(100, 150)))
-    disk = driver.scheduler.disk
+    disk = driver.scheduler.parts.get(DiskMoves)
     assert disk is not None
     assert not disk.is_writing
     assert disk.stats().num_failed == 12

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.core.scheduling.grammar_gate import BYTES_IN_USE, MAX_BYTES
 from penstock.core.scheduling.trials import ENDS_WORKERS
 from penstock.ipc.messages import GrammarPrepared
+from penstock.parts.grammars.scheduler import BYTES_IN_USE, MAX_BYTES, GrammarGate
 from tests.core.driver import Driver, make_limits, make_request
 
 
@@ -35,6 +35,12 @@ def test_others_run_while_a_grammar_is_made_ready(depth: int) -> None:
     assert driver.worker.num_prepared == 1
 
 
+def num_live(driver: Driver) -> int:
+    gate = driver.scheduler.parts.get(GrammarGate)
+    assert gate is not None
+    return len(gate)
+
+
 def test_one_text_is_made_ready_once_for_all_that_want_it() -> None:
     driver = Driver(make_limits(max_num_seqs=4))
     for i in range(6):
@@ -60,7 +66,7 @@ def test_live_grammars_are_bounded_in_number() -> None:
     for i in range(9):
         driver.add(make_request(f"r{i}", range(5), 3, grammar=f"g{i}"))
     driver.schedule()
-    assert len(driver.scheduler.grammars) == len(driver.worker.asked) == 2
+    assert num_live(driver) == len(driver.worker.asked) == 2
     driver.add(make_request("free", range(5), 3))
     run_without_preparing(driver)
     assert names(driver) == {"free"}
@@ -75,7 +81,7 @@ def test_live_grammars_are_bounded_in_bytes_and_one_always_fits() -> None:
         driver.add(make_request(f"r{i}", range(5), 3, grammar=f"g{i}", grammar_bytes=half))
     driver.add(make_request("huge", range(5), 3, grammar="huge", grammar_bytes=2 * MAX_BYTES))
     driver.schedule()
-    assert len(driver.scheduler.grammars) == 1  # two and what they grow to are too many
+    assert num_live(driver) == 1  # two and what they grow to are too many
     assert half * 2 + BYTES_IN_USE > MAX_BYTES
     driver.run()
     assert len(names(driver)) == 7
@@ -135,7 +141,7 @@ def test_an_answer_to_a_question_before_the_death_means_nothing() -> None:
     driver.reset_worker(has_died=False)
     driver.schedule()
     assert driver.worker.asked[0].grammar_id != old
-    assert not driver.scheduler.grammar_prepared(GrammarPrepared(old, "too late"))
+    assert not driver.scheduler.answered(GrammarPrepared(old, "too late"))
     driver.run()
     assert len(driver.outputs["a", 0]) == 3
 

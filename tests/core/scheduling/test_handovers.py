@@ -15,9 +15,6 @@ import msgspec
 import pytest
 
 import tests.core.driver
-from penstock.core.scheduling.handover import arrivals
-from penstock.core.scheduling.handover.arrivals import Arrivals
-from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
@@ -33,6 +30,9 @@ from penstock.ipc.messages import (
     SequenceDelta,
     StopReceivingKV,
 )
+from penstock.parts.handover.scheduler import arrivals
+from penstock.parts.handover.scheduler.arrivals import Arrivals
+from penstock.parts.handover.scheduler.handovers import Handovers
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.kv.test_tiers import returning_requests, with_host
@@ -48,8 +48,9 @@ Page = tuple[int, int]  # page group, index
 
 def of(driver: Driver) -> Handovers:
     """Both sides of one of the engines."""
-    assert driver.scheduler.handovers is not None
-    return driver.scheduler.handovers
+    handovers = driver.scheduler.parts.get(Handovers)
+    assert handovers is not None
+    return handovers
 
 
 class Transfer:
@@ -92,16 +93,16 @@ class Pair:
 
     def collect(self) -> None:
         """Take what the schedulers want to be sent."""
-        ours, theirs = of(self.decode), of(self.prefill)
+        ours = of(self.decode)
         self.to_prefill += [order.message for order in ours.take_orders()]
         for message in ours.arrivals.take_messages():
             if isinstance(message, ReceiveKV):
                 self.transfers[message.handover_id] = Transfer(message, self.decode.num_sent)
             else:
                 self.answer(message.handover_id, "not wanted")
-        for offer in theirs.departures.take_messages():
-            if isinstance(offer, OfferKV):
-                self.offers.append((offer, self.prefill.num_sent))
+        self.prefill.take_orders()
+        self.offers += [(offer, self.prefill.num_sent) for offer in self.prefill.offers]
+        self.prefill.offers.clear()
 
     def plan(self, driver: Driver) -> bool:
         has_planned = driver.schedule() is not None

@@ -12,13 +12,14 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.recording.lines import Encoded
-from penstock.core.scheduling import disk_moves
 from penstock.core.scheduling.step_record import DISK, IMAGE
 from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, DropEmbedding, ImageEncoded, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
+from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.images.scheduler import ImageGate
+from penstock.parts.recording.lines import Encoded
 from tests.core.driver import EMBEDDING_BYTES, Driver, make_limits, make_request
 from tests.core.kv.test_disk_moves import quiet, restarted, run_alone, with_disk
 from tests.core.kv.test_tiers import with_host
@@ -208,7 +209,7 @@ def test_suspected_images_are_named_to_other_engines() -> None:
     driver.schedule()
     assert worker_that_dies_of(driver, image("kills", 6, 5).key)
     scheduler = driver.scheduler
-    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.trials)
+    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.trials, scheduler.parts)
     assert named == ("a",)
 
 
@@ -216,12 +217,12 @@ def test_an_image_that_one_rank_cannot_embed_is_dropped_by_all() -> None:
     driver = Driver(make_limits(max_embedding_bytes=1000))
     driver.add(shows("a", list(range(20)), image("cat", 0, 9)))
     driver.schedule()
-    images = driver.scheduler.images
+    images = driver.scheduler.parts.get(ImageGate)
     assert images is not None
     [embedding_id] = images.embeddings()
-    assert images.encoded(ImageEncoded(embedding_id, error="it is lost"))
-    assert images.take_messages() == [DropEmbedding(embedding_id)]
-    assert not images.encoded(ImageEncoded(embedding_id)), "another rank has it later"
+    assert images.answered(ImageEncoded(embedding_id, error="it is lost"))
+    assert list(images.take_messages(before_plan=True)) == [DropEmbedding(embedding_id)]
+    assert not images.answered(ImageEncoded(embedding_id)), "another rank has it later"
     assert len(images) == images.num_bytes == images.num_under_way == 0
 
 
@@ -242,11 +243,11 @@ def test_a_recording_has_an_images_key_and_sizes_and_never_its_pixels(tmp_path: 
     inline = replace(cat.pixels, segment="a file", inline=b"the pixels themselves")
     driver.add(shows("a", list(range(20)), replace(cat, pixels=inline)))
     driver.schedule()
-    images = driver.scheduler.images
+    images = driver.scheduler.parts.get(ImageGate)
     assert images is not None
     [embedding_id] = images.embeddings()
     for message in (ImageEncoded(embedding_id, 1234), ImageEncoded(embedding_id + 1, 1, "it is lost")):
-        driver.recorder.on_image(message, images.num_embeddings(message.embedding_id))
+        driver.recorder.on_made(images.recorded(message))
     driver.run()
     [run] = driver.read(path).runs
     made = [event for event in run.events if isinstance(event, Encoded)]

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from penstock.config import ConfigError, SchedulerOptions
-from penstock.core.recording.lines import Arrival, End, Header, Plan, Result, Worker, encoded, read_back, told
-from penstock.core.recording.reader import Recording
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import SamplingParams, StepPlan, WindowGroup, WorkerHello
+from penstock.parts.recording.lines import Arrival, End, Header, Plan, Result, Worker, encoded, read_back, told
+from penstock.parts.recording.reader import Recording
 from tests.core.driver import hello, make_limits
 
 ENCODER = msgspec.json.Encoder()

@@ -9,17 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.config import Config
-from penstock.core.engine.observers import Observers
-from penstock.core.engine.watchers import Watchers
 from penstock.core.scheduling.scheduler import ScheduledStep, Scheduler
-from penstock.core.watching import feed as feeds
-from penstock.core.watching import lives as all_lives
-from penstock.core.watching import page_map as maps
-from penstock.core.watching.bucket import Bucket
-from penstock.core.watching.feed import Feed
-from penstock.core.watching.page_map import page_map
-from penstock.core.watching.prefix_tree import Clock, prefix_tree
 from penstock.ipc.channel import PeerId
 from penstock.ipc.codec import Codec, pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -42,6 +32,15 @@ from penstock.ipc.messages import (
     WatchedSteps,
     WatchSteps,
 )
+from penstock.parts.watching.scheduler import Watching
+from penstock.parts.watching.scheduler import feed as feeds
+from penstock.parts.watching.scheduler import lives as all_lives
+from penstock.parts.watching.scheduler import page_map as maps
+from penstock.parts.watching.scheduler.bucket import Bucket
+from penstock.parts.watching.scheduler.feed import Feed
+from penstock.parts.watching.scheduler.page_map import page_map
+from penstock.parts.watching.scheduler.prefix_tree import Clock, prefix_tree
+from penstock.parts.watching.scheduler.watchers import Watchers
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.engine.test_engine import Peers
 from tests.core.scheduling.test_scheduler_traces import random_trace
@@ -522,38 +521,42 @@ async def one_step(peers: Peers) -> None:
     peers.worker.send(StepResult(plan.step_id, pack_int32([5] * sum(plan.samples))))
 
 
+def watching_of(peers: Peers) -> Watching:
+    watching = peers.engine.parts.get(Watching)
+    assert watching is not None
+    return watching
+
+
 async def test_nothing_is_noted_while_nobody_watches(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """No feed, no record, no timer: a step that is planned and returns asks one attribute each time."""
 
     def fail(*args: Any, **options: Any) -> None:
         raise AssertionError("somebody notes a step")
 
-    for name in ("planned", "returned"):
-        monkeypatch.setattr(Observers, name, fail)
     monkeypatch.setattr(Feed, "__init__", fail)
     monkeypatch.setattr("penstock.core.scheduling.scheduler.make_record", fail)
     peers.frontend.send(make_request("a", [1, 2, 3], 3))
     for _ in range(3):
         await one_step(peers)
     assert (await peers.delta()).token_ids == (5,)
-    observers = peers.engine._observers
-    assert not observers.are_there
-    assert observers._watchers is None
+    watching = watching_of(peers)
+    assert watching.feed is None
+    assert watching._watchers is None
+    assert not peers.engine.parts.want_records
 
 
 async def test_a_lease_ends(peers: Peers) -> None:
     told = await answer_to(peers, WatchSteps(0.3), WatchedSteps)
-    observers = peers.engine._observers
+    watching = watching_of(peers)
     assert told.picture is not None
-    assert observers.are_there
+    assert watching.feed is not None
     async with asyncio.timeout(60):
-        while observers.are_there:  # noqa: ASYNC110 (nobody tells)
+        while watching.feed is not None:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.05)
-    assert observers.feed is None
     await answer_to(peers, WatchSteps(30), WatchedSteps)
     peers.frontend.send(WatchSteps(0))
     async with asyncio.timeout(60):
-        while observers.are_there:  # noqa: ASYNC110
+        while watching.feed is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -585,7 +588,7 @@ async def test_questions_need_no_watching(peers: Peers) -> None:
     await one_step(peers)
     life = await answer_to(peers, ShowLife(1, "lives"), RequestLife)
     assert (life.is_live, life.is_watched, life.events[0].kind) == (True, False, "arrived")
-    assert not peers.engine._observers.are_there
+    assert watching_of(peers).feed is None
     assert (await answer_to(peers, ShowLife(2, "nobody"), RequestLife)).request_id == ""
 
 
@@ -611,7 +614,3 @@ async def test_a_frontend_that_is_gone_watches_no_more() -> None:
     watchers.remove(b"b")
     assert shown[1] is None
     watchers.close()
-
-
-def test_without_trace_or_recorder_nobody_is_there() -> None:
-    assert not Observers(Config(), None).are_there  # type: ignore[arg-type]

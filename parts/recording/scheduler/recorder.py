@@ -16,7 +16,26 @@ import msgspec
 from msgspec import Struct
 
 from penstock.config import Config
-from penstock.core.recording.lines import (
+from penstock.core.scheduling.scheduler import Scheduler
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.sequence import Owner, Sequence
+from penstock.ipc.codec import pack_int32
+from penstock.ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    ImageRef,
+    PauseRequest,
+    ResumeRequest,
+    SequenceDelta,
+    SequenceProgress,
+    StepPlan,
+    StepResult,
+    TokenBatch,
+    WorkerHello,
+)
+from penstock.ipc.page_keys import image_marks
+from penstock.ipc.version import VERSION as PROGRAM
+from penstock.parts.recording.lines import (
     PAGE_DIGEST_BYTES,
     VERSION,
     AnyLine,
@@ -35,27 +54,7 @@ from penstock.core.recording.lines import (
     encoded,
     told,
 )
-from penstock.core.recording.writer import NUM_PARTS, RecordingWriter
-from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.sequences.intake import Refusal
-from penstock.core.sequences.sequence import Owner, Sequence
-from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import (
-    AbortRequest,
-    AddRequest,
-    ImageEncoded,
-    ImageRef,
-    PauseRequest,
-    ResumeRequest,
-    SequenceDelta,
-    SequenceProgress,
-    StepPlan,
-    StepResult,
-    TokenBatch,
-    WorkerHello,
-)
-from penstock.ipc.page_keys import image_marks
-from penstock.ipc.version import VERSION as PROGRAM
+from penstock.parts.recording.writer import NUM_PARTS, RecordingWriter
 
 _PROMPT_DIGEST_BYTES = 16
 _TELLING = ("grammar", "grammar_bytes", "bad_words", "logit_bias", "allowed_token_ids")
@@ -260,10 +259,9 @@ class Recorder:
             if batch.deltas:
                 self.on_deltas(batch.deltas)
 
-    def on_image(self, message: ImageEncoded, num_embeddings: int) -> None:
-        """An image was embedded, or could not be."""
-        failed = bool(message.error)
-        self._put(Encoded(at=self._now(), num_embeddings=num_embeddings, us=message.num_us, failed=failed))
+    def on_made(self, what: Mapping[str, Any]) -> None:
+        """Workers have embedded an image, or could not: the fields of `Encoded` but its time."""
+        self._put(Encoded(at=self._now(), **what))
 
     # --- lines --------------------------------------------------------------------------------
 

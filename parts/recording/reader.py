@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from penstock.config import ConfigError
 from penstock.config.options import SchedulerOptions
-from penstock.core.recording.lines import (
+from penstock.ipc.codec import pack_int32, unpack_int32
+from penstock.ipc.messages import SamplingParams, StepPlan, WorkerHello
+from penstock.parts.recording.lines import (
     KINDS,
     PAGE_DIGEST_BYTES,
     VERSION,
@@ -27,8 +29,6 @@ from penstock.core.recording.lines import (
     Worker,
     read_back,
 )
-from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import SamplingParams, StepPlan, WorkerHello
 
 Event = Worker | Arrival | Order | Plan | Result | Encoded | End | Lost
 """The events of a run."""

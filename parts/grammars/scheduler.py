@@ -13,15 +13,22 @@ A worker may die of the grammar that it is preparing, or of the step that it com
 """
 
 from collections import deque
+from collections.abc import Sequence as ListOf
+from operator import attrgetter
+from typing import TYPE_CHECKING, Self
 
 from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import GRAMMAR
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, Message, PrepareGrammar
+
+if TYPE_CHECKING:
+    from penstock.core.scheduling.scheduler import Scheduler
 
 MAX_BYTES = 1 << 30
 """Limit over all live grammars in the worker, by their estimated sizes."""
@@ -62,7 +69,13 @@ class GrammarGate(SchedulerPart):
         "trials",
     )
 
-    asks_worker = True
+    asks_worker, answers = True, {GrammarPrepared: lambda: FromAll(attrgetter("grammar_id"))}
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
+        if before is None:
+            return cls(scheduler.waiting, scheduler.limits.max_num_seqs, scheduler.trials)
+        return before
 
     def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
         self._waiting = waiting
@@ -106,8 +119,12 @@ class GrammarGate(SchedulerPart):
             self._waiting.hold(request, GRAMMAR)
         return live.is_ready
 
-    def prepared(self, message: GrammarPrepared) -> list[Request]:
-        """Queue the requests held for a grammar that is now ready, or return them if it cannot be used."""
+    def makes_for(self, request: Request) -> tuple[str, ...]:
+        grammar = request.sampling.grammar
+        return (grammar,) if grammar else ()
+
+    def answered(self, message: GrammarPrepared) -> list[Ending]:
+        """Queue the requests held for a grammar that is now ready; those end for which it cannot be used."""
         live = self._ids.get(message.grammar_id)
         self._unanswered.discard(message.grammar_id)
         if live is None or live.is_ready:
@@ -117,7 +134,7 @@ class GrammarGate(SchedulerPart):
         self.trials.settled(live.text)
         self._ask_again()
         if message.error:
-            return list(live.users)
+            return [Ending(request, message.error, "grammar") for request in live.users]
         for request in reversed(live.users):  # each goes to the head of its line
             self._waiting.release(request)
         return []
@@ -147,8 +164,9 @@ class GrammarGate(SchedulerPart):
         if request.grammar_id:
             self.leave(request)
 
-    def take_messages(self) -> Messages:
-        """Return the pending messages for the worker, in order."""
+    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
+        if not before_plan or not self.messages:
+            return ()
         messages, self.messages = self.messages, []
         return messages
 
@@ -206,3 +224,6 @@ class GrammarGate(SchedulerPart):
         self._num_bytes += num_bytes
         self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
         return live
+
+
+PARTS = (GrammarGate,)

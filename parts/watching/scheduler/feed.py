@@ -14,8 +14,6 @@ from typing import NamedTuple
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.scheduling.step_record import ScheduledStep
 from penstock.core.sequences.sequence import Owner, Request, Sequence
-from penstock.core.watching.bucket import Bucket
-from penstock.core.watching.lives import Lives
 from penstock.ipc.messages import (
     FROM_HOST,
     TO_HOST,
@@ -34,6 +32,8 @@ from penstock.ipc.messages import (
     WatchedStep,
     WatchedSteps,
 )
+from penstock.parts.watching.scheduler.bucket import Bucket
+from penstock.parts.watching.scheduler.lives import Lives
 
 STEPS_PER_SECOND, STEPS_AT_ONCE = 250, 50
 STEP_BYTES, EVENT_BYTES, ROW_BYTES = 96 << 10, 64 << 10, 64 << 10
@@ -275,9 +275,9 @@ class Feed:
         return shown
 
     def _picture(self, scheduler: Scheduler, now: float) -> Picture:
-        limits, disk, running = scheduler.limits, scheduler.disk, list(scheduler.running)
+        limits, running = scheduler.limits, list(scheduler.running)
         rows = tuple(_in_row(seq) for seq in running if self._has_row_room(seq.request_id, "", now))
-        num_places = 0 if disk is None else disk.disk.num_places
+        num_places = scheduler.parts.tier().get("places", 0)
         sizes = limits.max_num_seqs, limits.num_pages, limits.page_size, limits.num_host_pages, num_places
         return Picture(*sizes, rows, len(running))
 

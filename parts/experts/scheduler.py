@@ -1,8 +1,15 @@
 """How many tokens each expert has computed where experts are spread over ranks: finds hot experts and busy ranks."""
 
 from collections import Counter
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
 
-from penstock.ipc.messages import ExpertLoad, ExpertTokens, LayerLoad
+from penstock.core.engine.part import EnginePart
+from penstock.core.scheduling.answers import Answers
+from penstock.ipc.messages import ExpertLoad, ExpertTokens, LayerLoad, WorkerHello
+
+if TYPE_CHECKING:
+    from penstock.core.engine.loop import Engine
 
 _TELL_SECONDS = 5.0
 """Least time between two messages to the frontends: they carry a number for each expert of each layer."""
@@ -59,3 +66,34 @@ class ExpertCounts:
             return None
         self._has_news, self._told_at = False, now
         return ExpertLoad(tuple(LayerLoad(layer, tuple(tokens)) for layer, tokens in sorted(self._of_experts.items())))
+
+
+class Experts(EnginePart):
+    """Tells frontends what ranks report, perhaps while other ranks are still missing."""
+
+    answers = {ExpertTokens: Answers}  # noqa: RUF012
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._counts: ExpertCounts | None = None  # until ranks report some
+
+    @classmethod
+    def of(cls, engine: "Engine") -> Self:
+        return cls(engine)
+
+    def answered(self, rank: WorkerHello, message: ExpertTokens) -> None:
+        if self._counts is None:
+            self._counts = ExpertCounts(rank.num_ranks // rank.num_stages)
+        self._counts.add(rank.rank, message, monotonic())
+
+    def beat(self, now: float) -> None:
+        if self._counts is not None and (load := self._counts.news(now)) is not None:
+            self._engine.frontends.tell_all(load)
+
+    def stats(self) -> dict[str, Any]:
+        if self._counts is None:
+            return {}
+        return {"expert_tokens": self._counts.tokens_of_ranks, "expert_imbalance": self._counts.imbalance()}
+
+
+PARTS = (Experts,)

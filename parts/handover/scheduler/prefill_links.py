@@ -67,7 +67,7 @@ class PrefillLinks:
         listener: Listener,
     ) -> None:
         self.peers: dict[str, tuple[KVSource, ...] | None] = {}
-        """Address -> state, as in `Peers` of `core/scheduling/handover/arrivals.py`."""
+        """Address -> state, as in `Peers` of `parts/handover/scheduler/arrivals.py`."""
         self.context = context
         self._ipc = config.ipc
         self.keys = keys

@@ -16,11 +16,11 @@ from collections.abc import Sequence as ListOf
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
-from penstock.core.scheduling.handover.arrivals import HandoverTotals
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.steps.plan_builder import Chunk
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import OfferKV, WithdrawKV
+from penstock.parts.handover.scheduler.arrivals import HandoverTotals
 
 LOST = "the prefill engine could not keep the pages of this prompt"
 

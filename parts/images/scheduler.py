@@ -14,27 +14,31 @@ A worker may die of the image that it is encoding. So that image is encoded alon
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import IMAGE
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
-from penstock.core.sequences.intake import Refusal, WorkerLimits, check_images
+from penstock.core.sequences.intake import PART_BESIDE_PROMPTS, Refusal, WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats, Message
 from penstock.ipc.page_keys import image_marks
+
+if TYPE_CHECKING:
+    from penstock.core.scheduling.scheduler import Scheduler
 
 MAX_UNDER_WAY = 4
 """Most images that the worker is asked for at a time, unless a single request has more."""
 
+NO_IMAGES = Refusal("internal", "the request has images; this engine computes none")
+
 Messages = list[EncodeImage | DropEmbedding]
-
-
-def refitted(request: Request, limits: WorkerLimits) -> Refusal | None:
-    """Set what tells apart a request's pages with images on this worker; return a refusal if it cannot compute them."""
-    request.marks = image_marks(request.images, limits.page_size)
-    return check_images(request.images, request.num_prompt_tokens, limits)
 
 
 class _Live:
@@ -54,17 +58,25 @@ class ImageGate(SchedulerPart):
     """The live embeddings of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
-        "_asking", "_ids", "_last_left", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made",
-        "_num_us", "_position_bytes", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
+        "_asking", "_ids", "_last_left", "_limits", "_lines", "_live", "_num_encoded", "_num_found", "_num_made",
+        "_num_us", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
     )  # fmt: skip
 
     stats_field, asks_worker = "images", True
+    answers = {ImageEncoded: lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)}  # noqa: RUF012
 
-    def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int, trials: Trials) -> None:
-        """`position_bytes`: size of one position's embedding."""
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        limits = scheduler.limits
+        if not limits.max_embedding_bytes:
+            return None
+        if before is None:
+            return cls(scheduler.waiting, limits, scheduler.trials)
+        return before
+
+    def __init__(self, waiting: WaitingQueue, limits: WorkerLimits, trials: Trials) -> None:
         self._waiting = waiting
-        self._max_bytes = max_bytes
-        self._position_bytes = position_bytes
+        self._limits = limits
         self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, longest unused first
         self._ids: dict[int, _Live] = {}
         self._num_made = 0  # ids are never reused
@@ -116,8 +128,18 @@ class ImageGate(SchedulerPart):
             if not line:
                 del lines[tenant]
 
-    def encoded(self, message: ImageEncoded) -> list[Request]:
-        """Queue the requests held for an image that is now embedded, or return them if it cannot be."""
+    def accepts(self, request: Request) -> Refusal | None:
+        """Set what tells apart its pages with images on this worker; return a refusal if it cannot compute them."""
+        if not request.images:
+            return None
+        request.marks = image_marks(request.images, self._limits.page_size)
+        return check_images(request.images, request.num_prompt_tokens, self._limits)
+
+    def makes_for(self, request: Request) -> list[bytes]:
+        return [image.key for image in request.images]
+
+    def answered(self, message: ImageEncoded) -> list[Ending]:
+        """Queue the requests held for an image that is now embedded; those end for which it cannot be."""
         live = self._ids.get(message.embedding_id)
         if message.embedding_id >= self._last_left:  # the worker embeds them in order
             self.trials.is_unsure = False
@@ -131,7 +153,7 @@ class ImageGate(SchedulerPart):
             for user in live.users:  # they end: their other images are not asked for
                 self._asking.pop(user, None)
             self._order_more()
-            return list(live.users)
+            return [Ending(request, message.error, "internal") for request in live.users]
         live.is_ready = True
         self._num_encoded += 1
         for request in reversed(live.users):  # each goes to the head of its line
@@ -141,10 +163,10 @@ class ImageGate(SchedulerPart):
         self._order_more()
         return []
 
-    def num_embeddings(self, embedding_id: int) -> int:
-        """Return how many embeddings an image has; 0 if no request needs it any more."""
-        live = self._ids.get(embedding_id)
-        return 0 if live is None else live.num_bytes // self._position_bytes
+    def recorded(self, message: ImageEncoded) -> dict[str, Any]:
+        live = self._ids.get(message.embedding_id)  # None: no request needs it any more
+        num_embeddings = 0 if live is None else live.num_bytes // self._limits.embedding_bytes
+        return {"num_embeddings": num_embeddings, "us": message.num_us, "failed": bool(message.error)}
 
     def leave(self, request: Request) -> None:
         """A request has ended or is paused: it no longer needs its images."""
@@ -178,8 +200,9 @@ class ImageGate(SchedulerPart):
         for live in [live for live in self._live.values() if live.is_ready and not self._is_needed(live)]:
             self._drop(live)
 
-    def take_messages(self) -> Messages:
-        """Return the pending messages for the worker, in order."""
+    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
+        if not before_plan or not self.messages:
+            return ()
         messages, self.messages = self.messages, []
         return messages
 
@@ -193,7 +216,7 @@ class ImageGate(SchedulerPart):
         Returns:
             The requests with the image that killed it.
         """
-        self._max_bytes, self._position_bytes = limits.max_embedding_bytes, limits.embedding_bytes
+        self._limits = limits
         culprits: list[Request] = []
         unready = next((live for live in self._ids.values() if not live.is_ready), None)
         making = unready.key if has_died and unready is not None else None  # the worker encodes one at a time
@@ -223,11 +246,26 @@ class ImageGate(SchedulerPart):
             live.embedding_id: (live.num_bytes, live.is_ready, self._is_needed(live)) for live in self._ids.values()
         }
 
+    def check(self, scheduler: "Scheduler") -> Iterator[tuple[bool, str]]:
+        embeddings = self.embeddings()
+        yield self.num_bytes == sum(size for size, _, _ in embeddings.values()), "the bytes of all embeddings"
+        yield self.num_bytes <= self._limits.max_embedding_bytes, "the limit on the bytes of embeddings"
+        yield self.num_under_way == sum(not ready for _, ready, _ in embeddings.values()), "images under way"
+        for request in self.asking():
+            yield scheduler.waiting.is_held(request), f"{request.request_id}: is held for its images"
+        for seq in scheduler.running:
+            request = seq.request
+            for image in request.images:
+                if image.start + image.length > seq.num_settled_tokens:
+                    _, is_ready, is_needed = embeddings[request.embedding_ids[image.key]]
+                    what = f"{request.request_id}: a row has the embeddings that it computes with"
+                    yield is_ready and is_needed, what
+
     def stats(self) -> ImageStats:
         return ImageStats(
             num_embeddings=len(self._live),
             num_bytes=self.num_bytes,
-            max_bytes=self._max_bytes,
+            max_bytes=self._limits.max_embedding_bytes,
             num_under_way=self.num_under_way,
             num_waiting=len(self._asking),
             num_encoded=self._num_encoded,
@@ -247,7 +285,7 @@ class ImageGate(SchedulerPart):
         num_under_way = self.num_under_way
         if missing and num_under_way and (suspect is not None or num_under_way + len(missing) > MAX_UNDER_WAY):
             return False
-        num_bytes = sum(image.num_embeddings for image in missing.values()) * self._position_bytes
+        num_bytes = sum(image.num_embeddings for image in missing.values()) * self._limits.embedding_bytes
         if not self._make_room(num_bytes, {image.key for image in needed}):
             return False
         if suspect is not None:
@@ -269,7 +307,7 @@ class ImageGate(SchedulerPart):
         return True
 
     def _make_room(self, num_bytes: int, kept: set[bytes]) -> bool:
-        lacking = self.num_bytes + num_bytes - self._max_bytes
+        lacking = self.num_bytes + num_bytes - self._limits.max_embedding_bytes
         if lacking <= 0:
             return True
         unused: list[_Live] = []
@@ -302,7 +340,7 @@ class ImageGate(SchedulerPart):
 
     def _add(self, image: ImageRef) -> _Live:
         self._num_made += 1
-        live = _Live(self._num_made, image.key, image.num_embeddings * self._position_bytes)
+        live = _Live(self._num_made, image.key, image.num_embeddings * self._limits.embedding_bytes)
         self._live[live.key] = self._ids[live.embedding_id] = live
         self.num_bytes += live.num_bytes
         self.num_under_way += 1
@@ -313,3 +351,55 @@ class ImageGate(SchedulerPart):
         del self._live[live.key], self._ids[live.embedding_id]
         self.num_bytes -= live.num_bytes
         self.messages.append(DropEmbedding(live.embedding_id))
+
+
+class NoImages(SchedulerPart):
+    """A worker that takes texts only."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        return None if scheduler.limits.max_embedding_bytes else cls()
+
+    def accepts(self, request: Request) -> Refusal | None:
+        return NO_IMAGES if request.images else None
+
+
+def longest_image(limits: WorkerLimits) -> int:
+    """Most positions of an image that fit a chunk beside one token, and the draft tokens, of each row."""
+    num_tokens = limits.max_num_batched_tokens - limits.max_num_seqs
+    num_tokens -= limits.max_num_batched_tokens // PART_BESIDE_PROMPTS if limits.max_drafts else 0
+    return max(0, num_tokens)
+
+
+def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
+    """Return why the images of a request cannot be computed."""
+    if not limits.max_embedding_bytes or limits.num_stages > 1:
+        return NO_IMAGES
+    end = 0
+    for image in images:
+        if image.start < end or image.num_embeddings > image.length:
+            return Refusal("internal", f"an image at position {image.start} overlaps the one before, or itself")
+        end = image.start + image.length
+        if limits.images_are_whole and image.length > longest_image(limits):
+            return Refusal(
+                "too_long",
+                f"an image takes {image.length} positions, which this model computes at once; "
+                f"at most {longest_image(limits)} fit a step",
+            )
+    longest = max(image.length for image in images) if limits.images_are_whole else 0
+    num_pages = -(-(num_prompt_tokens + 1) // limits.page_size)
+    num_pages += sum(2 + -(-(longest + each.window) // each.page_size) for each in limits.window_groups)
+    if longest and num_pages > limits.num_pages:
+        return Refusal("too_long", f"the request needs {num_pages} pages of KV at once; there are {limits.num_pages}")
+    if end > num_prompt_tokens:
+        return Refusal("internal", f"an image ends at position {end} of a prompt of {num_prompt_tokens}")
+    num_embeddings = sum({image.key: image.num_embeddings for image in images}.values())
+    if num_embeddings * limits.embedding_bytes > limits.max_embedding_bytes:
+        most = limits.max_embedding_bytes // limits.embedding_bytes
+        return Refusal("too_long", f"the images have {num_embeddings} embeddings; at most {most} fit at a time")
+    return None
+
+
+PARTS = (ImageGate, NoImages)

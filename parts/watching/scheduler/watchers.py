@@ -1,6 +1,6 @@
 """The frontends that watch an engine until their leases expire, and the answers to their questions.
 
-    WatchSteps ──▶ a feed (`core/watching/feed.py`), sent every `INTERVAL` ──last lease over──▶ no feed
+    WatchSteps ──▶ a feed (`parts/watching/scheduler/feed.py`), sent every `INTERVAL` ──last lease over──▶ no feed
     a question ──▶ computed in small parts with pauses ──▶ its answer
 
 What cannot be sent is lost. A frontend is not dropped for that, unlike one that does not read its requests' tokens.
@@ -12,12 +12,12 @@ from time import monotonic, time
 from typing import Protocol
 
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.watching.feed import Feed
-from penstock.core.watching.page_map import page_map
-from penstock.core.watching.prefix_tree import Clock, prefix_tree
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import ListPages, Message, ShowLife, WatchSteps
 from penstock.ipc.messages.watching import Answer, Question
+from penstock.parts.watching.scheduler.feed import Feed
+from penstock.parts.watching.scheduler.page_map import page_map
+from penstock.parts.watching.scheduler.prefix_tree import Clock, prefix_tree
 
 INTERVAL = 0.2
 """Seconds between two messages: people notice no difference to a shorter time. Waiting requests are listed as often."""

@@ -67,17 +67,7 @@ def page_map(number: int, scheduler: Scheduler) -> Generator[None, None, PageMap
                     states[page] = OWNED + len(owners) - 1
                 yield
         tiers.append((yield from _runs("host", states, None)))
-    disk: dict[str, int] = {}
-    if scheduler.disk is not None:
-        places = scheduler.disk.disk
-        disk = {
-            "places": places.num_places,
-            "cached": places.num_cached,
-            "moving": places.num_moving,
-            "free": places.num_free,
-            "unlisted": places.num_unlisted,
-        }
-    return PageMap(number, kv.page_size, tuple(owners), tuple(tiers), disk)
+    return PageMap(number, kv.page_size, tuple(owners), tuple(tiers), dict(scheduler.parts.tier()))
 
 
 def _without_tables(kv: KVPages, of_page: "array[int]", groups: "array[int]") -> Generator[None, None, None]:

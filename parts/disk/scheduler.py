@@ -13,12 +13,14 @@ is written until there is another worker. Pure bookkeeping, like the scheduler t
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import structlog
 
 from penstock.core.kv.content_keys import node_key, page_content, window_key
 from penstock.core.kv.disk_tier import DiskTier
@@ -26,14 +28,28 @@ from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.kv.page_pool import MISSING, CacheNode
 from penstock.core.kv.tiers import Tiers
-from penstock.core.scheduling.part import SchedulerPart
+from penstock.core.scheduling.answers import FromOne
+from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import DISK, count_text, duration_text
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.steps.prefill_pace import PrefillPace
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import DiskContents, DiskStats, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
+from penstock.ipc.messages import (
+    DiskContents,
+    DiskStats,
+    DropStoredKV,
+    KVLoaded,
+    KVStored,
+    LoadKV,
+    Message,
+    StoreKV,
+)
 from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
+
+if TYPE_CHECKING:
+    from penstock.core.scheduling.scheduler import Scheduler
+
+log = structlog.get_logger()
 
 MIN_STORED_TOKENS = 512
 """Prefixes that were never found again in the cache are written only if they are at least this long."""
@@ -49,8 +65,6 @@ _WEIGHT = 0.2  # of the newest load in the mean of the time per page
 _LEAST_PATIENCE = 0.05  # seconds to wait for a load, at least; otherwise as long as computing would take
 _PATIENCE_UNKNOWN = 10.0  # seconds to wait before any step time is known
 ON_DEVICE, ELSEWHERE = 0, 1  # where a page is, unless it is MISSING
-
-Message = StoreKV | LoadKV | DropStoredKV
 
 
 @dataclass(slots=True)
@@ -93,10 +107,19 @@ class DiskMoves(SchedulerPart):
     """One worker's disk tier, and all moves to it and from it."""
 
     stats_field, holds_for = "disk", DISK
+    answers = {KVStored: FromOne, KVLoaded: FromOne, DiskContents: FromOne}  # noqa: RUF012
     __slots__ = (
         "_after_plan", "_fetches", "_kv", "_messages", "_moves", "_next_id", "_noted", "_predict_us", "_store_id",
         "_us_per_page", "_voided", "_waiting", "disk", "is_writing", "totals",
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        num_places, kv = scheduler.limits.num_disk_places, scheduler.kv
+        if not num_places or kv.tiers is None or kv.cache is None:
+            return None
+        totals = DiskTotals() if before is None else before.totals
+        return cls(DiskTier(num_places), kv, scheduler.waiting, totals, scheduler.pace.compute_us)
 
     def __init__(
         self,
@@ -125,20 +148,23 @@ class DiskMoves(SchedulerPart):
 
     # --- from the worker --------------------------------------------------------------------
 
-    def answered(self, message: KVStored | KVLoaded | DiskContents) -> str:
-        """Apply a message of the worker. Returns why nothing more will be written; empty if writing goes on."""
-        if not isinstance(message, DiskContents):
-            return self._moved(message)
-        self._listed(message)
-        return ""
+    def answered(self, message: KVStored | KVLoaded | DiskContents) -> tuple[Ending, ...]:
+        """Pages have come from the disk or gone to it: requests may go on, and more pages may move."""
+        if isinstance(message, DiskContents):
+            self._listed(message)
+        elif reason := self._moved(message):
+            log.error("disk KV: writing stopped", reason=reason)
+        return ()
 
     def _listed(self, message: DiskContents) -> None:
         places, keys = unpack_int32(message.places), _split(message.keys)
         self.disk.list_held(zip(keys, places, strict=False))
         if message.is_last:
             self.disk.end_list(unpack_int32(message.unusable))
+            log.info("disk KV listed", pages=self.disk.num_cached, room_for=self.disk.num_places)
 
     def _moved(self, message: KVStored | KVLoaded) -> str:
+        """Returns why nothing more will be written; empty if writing goes on."""
         move = self._moves.pop(message.move_id, None)
         if move is None:
             return ""  # of a forgotten move
@@ -384,7 +410,7 @@ class DiskMoves(SchedulerPart):
         return sum(len(move.keys) for move in self._moves.values())
 
     @property
-    def num_under_way(self) -> int:
+    def num_unfinished(self) -> int:
         """Pages that are noted, or being written."""
         return len(self._noted) + sum(len(move.keys) for move in self._moves.values() if move.request is None)
 
@@ -393,8 +419,9 @@ class DiskMoves(SchedulerPart):
         """Whether a plan must be sent even if it computes nothing, because messages wait behind its copies."""
         return bool(self._after_plan and self._kv.copies.src)
 
-    def take_messages(self) -> list[Message]:
-        """Return the messages for the worker, in order; send them after the plan that was made last."""
+    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
+        if before_plan:
+            return ()
         messages, self._messages = self._messages, []
         if not self._kv.copies.src:  # a plan has taken all requested copies
             messages += self._after_plan
@@ -405,12 +432,23 @@ class DiskMoves(SchedulerPart):
         """Forget all content, including pages under way."""
         self._noted.clear()
         self._voided.update(self._moves)
-        for page in self.held_pages():
+        for page in self.held_host_pages():
             self._host.forget(page)
         for request, fetch in self._fetches.items():
             self._end(request, fetch)
         self.disk.drop_cached()
         self._order(DropStoredKV())
+
+    def check(self, scheduler: "Scheduler") -> Iterator[tuple[bool, str]]:
+        disk, places = self.disk, self.disk.places()
+        listed = [place for of_state in places.values() for place in of_state]
+        yield len(set(listed)) == len(listed), "a place on the disk is free, cached, moving or unlisted, once"
+        yield len(listed) + disk.num_unusable == disk.num_places, "every place on the disk is in some state"
+        yield disk.num_moving == self.num_moving, "a place moves with an order for it"
+        waiting = set(scheduler.waiting.requests())
+        for request, fetch in self.fetches().items():
+            yield request in waiting and not request.running, f"{request.request_id}: waits for the disk, has no row"
+            yield fetch.move_id < 0 or scheduler.waiting.is_held(request), f"{request.request_id}: is held meanwhile"
 
     def stats(self) -> DiskStats:
         """Return the counters as they are sent to the frontends."""
@@ -419,7 +457,7 @@ class DiskMoves(SchedulerPart):
             disk.num_places,
             disk.num_cached,
             disk.num_moving,
-            self.num_under_way,
+            self.num_unfinished,
             len(self._fetches),
             totals.num_stored_pages,
             totals.num_loaded_pages,
@@ -429,6 +467,16 @@ class DiskMoves(SchedulerPart):
             self.is_writing,
             disk.is_listed,
         )
+
+    def tier(self) -> dict[str, int]:
+        disk = self.disk
+        return {
+            "places": disk.num_places,
+            "cached": disk.num_cached,
+            "moving": disk.num_moving,
+            "free": disk.num_free,
+            "unlisted": disk.num_unlisted,
+        }
 
     def why(self, request: Request) -> str:
         num_pages, seconds = self.awaited(request)
@@ -445,7 +493,7 @@ class DiskMoves(SchedulerPart):
         """Return what each request waits for; for checks."""
         return self._fetches
 
-    def held_pages(self) -> list[int]:
+    def held_host_pages(self) -> list[int]:
         """Return the host pages held here, once per holder; for checks."""
         of_moves = [page for move in self._moves.values() for page in move.host_pages]
         return of_moves + [page for fetch in self._fetches.values() for page in fetch.held]
@@ -472,15 +520,6 @@ class DiskMoves(SchedulerPart):
             self._host.release(page)
 
 
-def make_moves(
-    num_places: int, kv: KVPages, waiting: WaitingQueue, totals: DiskTotals, pace: PrefillPace
-) -> DiskMoves | None:
-    """Return a worker's disk moves; None if it has no disk tier, no host tier, or no prefix cache."""
-    if not num_places or kv.tiers is None or kv.cache is None:
-        return None
-    return DiskMoves(DiskTier(num_places), kv, waiting, totals, pace.compute_us)
-
-
 def _path_to(node: CacheNode | None) -> list[CacheNode]:
     path: list[CacheNode] = []
     while node is not None and node.parent is not None:
@@ -492,3 +531,6 @@ def _path_to(node: CacheNode | None) -> list[CacheNode]:
 
 def _split(keys: bytes) -> list[bytes]:
     return [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)]
+
+
+PARTS = (DiskMoves,)

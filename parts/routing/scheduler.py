@@ -4,21 +4,25 @@
     snapshot   for frontends that are new or have missed something, and for all if the cache was replaced or has too
                many changes to send: `PART_PAGES` every `PART_SECONDS`, with changes in between
 
-Created when the first such frontend says hello; until then no changes are recorded.
+Until the first such frontend says hello, no changes are recorded.
 """
 
 import asyncio
 from collections.abc import Collection, Iterator
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import structlog
 
+from penstock.core.engine.part import EnginePart
 from penstock.core.kv.cache_changes import CacheChanges, Tiered
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.channel import PeerId
-from penstock.ipc.messages import CacheEvents, Message
+from penstock.ipc.messages import CacheEvents, FrontendHello, ListCache, Message
+
+if TYPE_CHECKING:
+    from penstock.core.engine.loop import Engine
 
 log = structlog.get_logger()
 
@@ -139,3 +143,48 @@ class CacheNews:
             return
         self._channel.broadcast([peer for peer in self._parts_to if peer in self._readers], part)
         self._loop.call_later(PART_SECONDS, self._tell_part, parts)
+
+
+class Routing(EnginePart):
+    """Tells the frontends that want to know what the engine's cache holds."""
+
+    orders = (ListCache,)
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._news: CacheNews | None = None  # until a frontend subscribes
+
+    @classmethod
+    def of(cls, engine: "Engine") -> Self:
+        return cls(engine)
+
+    def order(self, peer: PeerId, message: ListCache) -> None:
+        if self._news is not None:
+            self._news.tell_all_of_it(peer)
+
+    def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
+        if hello.wants_cache_events:
+            if self._news is None:
+                self._news = CacheNews(self._engine.frontends.channel)
+                self.on_new_pages()
+            self._news.add(peer)
+
+    def on_frontend_gone(self, peer: PeerId) -> None:
+        if self._news is not None:
+            self._news.remove(peer)
+
+    def on_new_pages(self) -> None:
+        scheduler = self._engine.scheduler
+        if self._news is not None and scheduler is not None:
+            self._news.follow(scheduler.kv, scheduler.limits)
+
+    def changed(self) -> None:
+        if self._news is not None:
+            self._news.changed()
+
+    def close(self) -> None:
+        if self._news is not None:
+            self._news.close()
+
+
+PARTS = (Routing,)

@@ -1,0 +1,1 @@
+"""A tier of the prefix cache in files (docs/kv-tiers.md)."""

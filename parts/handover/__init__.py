@@ -1,0 +1,1 @@
+"""Disaggregated prefill: KV pages that go from engine to engine (docs/prefill-decode.md)."""
