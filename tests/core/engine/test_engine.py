@@ -45,7 +45,7 @@ from penstock.ipc.messages import (
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
 from tests.core.driver import make_request
-from tests.core.scheduling.test_image_gate import image, shows
+from tests.parts.images.test_image_gate import image, shows
 
 PID = 4321
 

@@ -21,11 +21,11 @@ from penstock.parts.disk import scheduler as disk_moves
 from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.recording.lines import Encoded
 from tests.core.driver import EMBEDDING_BYTES, Driver, make_limits, make_request
-from tests.core.kv.test_disk_moves import quiet, restarted, run_alone, with_disk
 from tests.core.kv.test_tiers import with_host
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_requests, random_trace
-from tests.core.watching.test_recorder import RecordedDriver
+from tests.parts.disk.test_disk_moves import quiet, restarted, run_alone, with_disk
+from tests.parts.recording.test_recorder import RecordedDriver
 
 PLACEHOLDER = 7
 
