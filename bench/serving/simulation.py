@@ -1,7 +1,7 @@
 """How far simulations are off: a server is measured under some loads, and simulated by a fit to another one.
 
-    python -m bench.scheduling.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
-    python -m bench.scheduling.simulation --speed
+    python -m bench.serving.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
+    python -m bench.serving.simulation --speed
 
 Each load gets a server of its own, which records what it does. The loads are served in turns of some seconds, so that
 a machine whose pace changes is as quick for the one as for the other. Step costs, and the way between clients and
