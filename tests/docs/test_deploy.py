@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 import yaml
-from setuptools import find_packages
 
 from penstock.config.api_keys import KEY_VARIABLE
 from penstock.config.flags import flags
 from tests.docs.fences import ROOT
 from tests.docs.metric_names import metric_names
+from tests.packaging import data, packages
 
 NOT_IN_CONTAINERS = {
     "model",  # an argument of the commands
@@ -97,8 +97,7 @@ def test_every_service_of_ours_is_bounded() -> None:
 
 
 def test_the_image_is_built_from_all_packages() -> None:
-    names = find_packages(str(ROOT), include=["penstock*"])
-    folders = {(ROOT / name.replace(".", "/")).resolve().relative_to(ROOT) for name in names}
+    folders = {folder.relative_to(ROOT) for folder in packages().values()} | {file.relative_to(ROOT) for file in data()}
     brought = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert {folder for folder in folders if not any(folder.is_relative_to(each) for each in brought)} == set()
 

@@ -42,7 +42,7 @@ FLAGS = (
     *("--served-model-name", "m", "--num-pages", "4096", "--spare-worker", "--shutdown-timeout", "600"),
     *("--heartbeat-timeout", "2", "--heartbeat-interval", "0.3"),
 )
-ENVIRONMENT = {TEST_MODELS_VARIABLE: "1"}
+ENVIRONMENT = {TEST_MODELS_VARIABLE: "tests.clockwork.family"}
 MAX_SECONDS = 120.0
 """For streams to end, and for the next one to be served, on a machine that does much else."""
 

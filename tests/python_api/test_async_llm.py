@@ -9,7 +9,7 @@ import pytest
 from penstock import ApiError, AsyncLLM, ConfigError, RequestOutputKind, SamplingParams, engine_thread
 from penstock.config import Config
 from penstock.in_process import InProcessEngine
-from tests.api.conftest import SMALL, Checkpoint
+from tests.python_api.conftest import SMALL, Checkpoint
 
 
 @pytest.fixture

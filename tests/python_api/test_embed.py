@@ -6,7 +6,7 @@ import torch
 
 from penstock import LLM, ApiError, AsyncLLM, BatchError, EmbeddingRequestOutput, RequestOutputKind, SamplingParams
 from penstock.prompts import Prompt
-from tests.api.conftest import SMALL, Checkpoint
+from tests.python_api.conftest import SMALL, Checkpoint
 
 PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 9 * i)] for i in range(5)]
 

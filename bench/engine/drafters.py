@@ -1,6 +1,6 @@
 """What drafters are worth to the demo model, on questions that neither has seen: decoding with each, taking turns.
 
-    python -m bench.speculation.demo_model [--drafter METHOD[:FOLDER[:COUNT]]]... [--out FILE.json]
+    python -m bench.engine.drafters [--drafter METHOD[:FOLDER[:COUNT]]]... [--out FILE.json]
 
 One row, greedy, one question after the other; prompts are in the prefix cache, so that nearly all of the time is
 decoding. Every drafter's answers are compared with those of the model alone. `eagle:demo` is the head that comes with
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out:
         record = {
             "commit": commit(),
-            "command": command("bench.speculation.demo_model", argv),
+            "command": command("bench.engine.drafters", argv),
             "machine": before,
             "drafters": table,
         }

@@ -1,6 +1,8 @@
-"""A model for tests whose tokens show whether pages and rows are handled correctly: `gpu_worker/models/clockwork.py`.
+"""A model for tests whose tokens show whether pages and rows are handled correctly: `tests/clockwork/model.py`.
 
 config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
+
+All processes of a server know it if `PENSTOCK_TEST_MODELS` names this module.
 """
 
 from penstock.models.description.model_config import KVShape, ModelConfig
@@ -38,5 +40,6 @@ CLOCKWORK = Family(
     matrices=lambda config: {},
     ignores=lambda name, config: False,
     known_as=str,
-    build="penstock.gpu_worker.models.clockwork:build",
+    build="tests.clockwork.model:build",
 )
+FAMILIES = (CLOCKWORK,)

@@ -22,7 +22,7 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, Model, WholeStep
 from penstock.gpu_worker.state.kv_pool import KVPool
-from penstock.models.families.clockwork import ClockworkConfig
+from tests.clockwork.family import ClockworkConfig
 
 FIRST, LAST = 3, 96
 """Only these ids get high scores. In a byte-level vocabulary after three special tokens they are "!" to "~"."""

@@ -18,8 +18,8 @@ import penstock
 from penstock import LLM, ApiError, BatchError, ConfigError, RequestOutput, SamplingParams
 from penstock.in_process import InProcessEngine
 from penstock.prompts import Chat, Prompt
-from tests.api.conftest import SMALL, Checkpoint
 from tests.faults.soak import sized
+from tests.python_api.conftest import SMALL, Checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 NUM_PROMPTS = sized(2500, 10_000)

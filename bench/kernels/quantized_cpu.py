@@ -1,6 +1,6 @@
 """Products of quantized weights by the CPU's own kernels, beside those of bf16 ones, taking turns in one run.
 
-    python -m bench.formats.quantized_cpu [--shape NAME] [--formats bf16,INT8,...] [--tokens 1,16,1024] [--threads N]
+    python -m bench.kernels.quantized_cpu [--shape NAME] [--formats bf16,INT8,...] [--tokens 1,16,1024] [--threads N]
 
 A step is all products of a dense shape's layers and of its output matrix, which is quantized, too; there is no
 attention. Weights are random. `of memory` is the rate at which a step of the fewest tokens reads the packed weights,

@@ -1,7 +1,7 @@
 """How far simulations are off: a server is measured under some loads, and simulated by a fit to another one.
 
-    python -m bench.scheduling.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
-    python -m bench.scheduling.simulation --speed
+    python -m bench.serving.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
+    python -m bench.serving.simulation --speed
 
 Each load gets a server of its own, which records what it does. The loads are served in turns of some seconds, so that
 a machine whose pace changes is as quick for the one as for the other. Step costs, and the way between clients and
@@ -32,7 +32,7 @@ from rich.table import Table
 
 from bench.machine import commit, machine
 from bench.server_process import free_port, running
-from bench.shapes_folder import clockwork_folder, servable_folder, shape_folder
+from bench.shapes_folder import servable_folder, shape_folder
 from penstock.bench.load.client import run_job
 from penstock.bench.load.job import Job, Outcome, PlannedRequest
 from penstock.bench.load.report import summarize
@@ -51,6 +51,7 @@ from penstock.lab.simulation.recordings import Delays
 from penstock.lab.simulation.simulator import Simulator
 from penstock.lab.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
 from penstock.models.families.registry import TEST_MODELS_VARIABLE
+from tests.faults.clockwork import make_clockwork
 
 _NUM_WARM = 6
 _PAUSE = 0.5  # seconds between turns
@@ -113,7 +114,7 @@ def serve_command(model: str, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "penstock.cli", "serve"]
     if model == "clockwork":
         # All of the memory would be millions of pages, whose lists Python's garbage collector scans for 0.1 s.
-        command += [str(clockwork_folder(folder / "model", 0.01)), "--num-pages", "16384"]
+        command += [str(make_clockwork(folder / "model", step_seconds=0.01)), "--num-pages", "16384"]
     elif model != "demo":
         command += [str(servable_folder(model, folder / "model")), "--load-format", "dummy"]
     return [*command, "--served-model-name", "m", "--num-threads", "1"]
@@ -143,7 +144,7 @@ class Server:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Started, and warm."""
-        environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "1"}
+        environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "tests.clockwork.family"}
         log = self._folder / f"{self._name}.log"
         with running(self._command, f"{self._url}/ready", environment, 300, log):
             self._ask([PlannedRequest(0.0, [7 + i] * 40, 8) for i in range(_NUM_WARM)], 1, time.time())

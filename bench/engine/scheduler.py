@@ -1,7 +1,7 @@
 """CPU time that the scheduler itself costs per step: `schedule()` + `process()` of one decode step, fed by nobody.
 
-    python -m bench.scheduling.scheduler
-    python -m bench.scheduling.scheduler --policy sjf,hrrn,cache-aware,fair
+    python -m bench.engine.scheduler
+    python -m bench.engine.scheduler --policy sjf,hrrn,cache-aware,fair
 
 Three columns: the median step (rows cross into a new page all at different steps, as in life), with the
 messages encoded and decoded as on the wire, and the first again after many requests have come and gone.

@@ -9,6 +9,8 @@ from penstock.lab.simulation.arrivals import Arrival
 
 LIGHT, FLOOD = "light", "flood"
 """API keys."""
+NUM_PAGES = 8 * 2048 // 16
+"""Of the pool: eight rows at their longest."""
 _PREFIX, _NUM_PREFIXES = 768, 12
 _TTFT_MS = 500.0
 _AT_ONCE = 60
@@ -42,7 +44,7 @@ class Scenario(NamedTuple):
     """(random numbers, requests a second that fcfs serves of a load, seconds) -> the runs; the policy's comes last."""
     target: float  # of the ratio
     baseline: str = "fcfs"
-    flags: tuple[str, ...] = ()
+    num_pages: int = NUM_PAGES
 
     def ratio(self, baseline: float, policy: float) -> float:
         """By how much the policy is better."""
@@ -141,7 +143,7 @@ SCENARIOS = (
         False,
         _overload(_of_a_prefix, 1.5, ("fcfs", "cache-aware")),
         1.2,
-        flags=("--num-pages", str(4 * _PREFIX // 16 + 64)),
+        num_pages=4 * _PREFIX // 16 + 64,
     ),
     Scenario("sjf", "mean latency of short and long jobs", _mean_latency, True,
              _overload(_jobs, 1.5, ("fcfs", "sjf")), 1.2),

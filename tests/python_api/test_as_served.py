@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
-from tests.api.conftest import SMALL, Checkpoint
 from tests.e2e.servers import serving
+from tests.python_api.conftest import SMALL, Checkpoint
 
 PROMPT = "An old song"
 MESSAGES = [{"role": "system", "content": "Sing."}, {"role": "user", "content": PROMPT}]
