@@ -20,8 +20,8 @@ def check_output_files(config: Config) -> None:
             _try_to_write(Path(path))
         except OSError as error:
             raise ConfigError(f"cannot write the step trace {path!r}: {error.strerror}") from None
-    if path := config.scheduler.record:
-        _check_recording(Path(path))
+    if recording := config.scheduler.recording:
+        _check_recording(recording[0])
     if folder := config.worker.profile:
         trial = Path(folder) / ".trial"
         try:

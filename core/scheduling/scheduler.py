@@ -82,7 +82,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
         kind = make_batching(options)
-        self.batches = None if kind is None else Batches(kind, self.waiting, options.batch_size)
+        self.batches = None if kind is None else Batches(kind, self.waiting)
         self.totals = Totals()
         self.suspects = Suspects()
         self.accounts = Accounts(self.totals)
@@ -109,7 +109,6 @@ class Scheduler:
     def _follow_policy(self, limits: WorkerLimits) -> None:
         """Set up only the hooks that the policy overrides: the others cost nothing."""
         policy = self.policy
-        policy.max_delay = self._options.max_policy_delay or policy.max_delay
         self._view = View(self._options, self._pace, limits.max_num_seqs, limits.max_num_batched_tokens)
         self.levels: Levels | None = None  # otherwise all requests are on one level
         if policy.overrides("key"):
