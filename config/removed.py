@@ -16,7 +16,7 @@ REMOVED: Mapping[str, str] = {
     "--heartbeat-interval": "use --heartbeat-timeout: the interval is a tenth of it, and at most a second",
     "--late-requests": "use --scheduling-policy deadline-refuse in place of refuse, and deadline in place of demote",
     "--max-policy-delay": "use --scheduling-policy MODULE:CLASS, with a class that derives from the policy's and has "
-    "another `max_delay`",
+    "another max_delay",
     "--max-stored-responses": "use --max-stored-response-bytes, where 0 stores none; a key has at most 1,000 responses",
     "--preemption": "use --host-kv-gib; what costs less is then chosen each time",
     "--record-mib": "use --record FILE:MIB",

@@ -82,7 +82,7 @@ def measure(shape: str, num_tokens: int, max_tokens: int, flags: list[str]) -> d
         folder = servable_folder(shape, Path(root) / shape)
         prompt = [(i * 7919) % NUM_BYTES + (i * 31) % 97 * NUM_BYTES for i in range(num_tokens)]
         warm_up = prompt[1:65]
-        disk = ["--disk-kv", str(Path(root) / "disk"), "--disk-kv-gib", "8"]
+        disk = ["--disk-kv", f"{Path(root) / 'disk'}:8"]
         found: dict[str, Any] = {}
         texts: list[str] = []
         servers: tuple[tuple[str, list[str]], ...] = (("without", []), ("first", disk), ("again", disk))

@@ -71,7 +71,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording"
-        recorder = Recorder(Config(scheduler=SchedulerOptions(record=str(path), record_mib=1 << 12)))
+        recorder = Recorder(Config(scheduler=SchedulerOptions(record=f"{path}:{1 << 12}")))
         before = time.process_time() - time.thread_time()
         print(f"{'rows':>8} {'scheduler us':>14} {'recorder us':>14} {'bytes':>8}")
         for num_rows in (1, 64, 256):

@@ -75,6 +75,15 @@ class SchedulerOptions(Options, frozen=True):
         ),
         Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
     ] = "fcfs"
+    max_policy_delay: Annotated[
+        float,
+        Meta(
+            description="A request that has waited this many seconds comes before all that have waited for less, "
+            "whatever the policy; such requests take turns as under fcfs. 0: the policy's own `max_delay`.",
+            ge=0.0,
+        ),
+        INTERNAL,
+    ] = 0.0
     batching: Annotated[
         BatchingName,
         Meta(
@@ -84,6 +93,15 @@ class SchedulerOptions(Options, frozen=True):
             "whose outputs are predicted to be of about the same length."
         ),
     ] = "continuous"
+    batch_wait_ms: Annotated[
+        int,
+        Meta(
+            description="Longest wait for a full batch, in milliseconds, from its first request on, if batching is "
+            "dynamic: who asks hardly notices it, and a burst arrives in it.",
+            ge=0,
+        ),
+        INTERNAL,
+    ] = 100
     max_num_queued_seqs: Annotated[
         int,
         Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1),

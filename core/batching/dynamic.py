@@ -2,14 +2,15 @@
 
 from math import inf
 
+from penstock.config.options import SchedulerOptions
 from penstock.core.batching.static import Static
-
-LONGEST_WAIT = 0.1
-"""Seconds from a batch's first request on: who asks hardly notices them, and a burst arrives in them."""
 
 
 class Dynamic(Static):
     """Like static batching, but a batch that is not full waits for more requests."""
 
+    def __init__(self, options: SchedulerOptions) -> None:
+        self._seconds = options.batch_wait_ms / 1000
+
     def begins_at(self, num_waiting: int, size: int, oldest: float) -> float:
-        return -inf if num_waiting >= size else oldest + LONGEST_WAIT
+        return -inf if num_waiting >= size else oldest + self._seconds

@@ -90,7 +90,7 @@ class Recorder:
         self._num_preemptions = 0
         self._num_lost = 0  # as recorded in the file
         self._worker: Worker | None = None
-        groups = {"model": config.model, "scheduler": options, "worker": config.worker}
+        groups = {"model": config.model, "scheduler": config.scheduler, "worker": config.worker}
         self._header = Header(
             version=VERSION,
             run=os.urandom(8).hex(),

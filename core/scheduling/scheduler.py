@@ -109,6 +109,7 @@ class Scheduler:
     def _follow_policy(self, limits: WorkerLimits) -> None:
         """Set up only the hooks that the policy overrides: the others cost nothing."""
         policy = self.policy
+        policy.max_delay = self._options.max_policy_delay or policy.max_delay
         self._view = View(self._options, self._pace, limits.max_num_seqs, limits.max_num_batched_tokens)
         self.levels: Levels | None = None  # otherwise all requests are on one level
         if policy.overrides("key"):

@@ -38,6 +38,9 @@ log = structlog.get_logger()
 
 LEASE = "batches"
 LEASE_SECONDS = 6.0
+MAX_OPEN = 256
+"""Most lines in progress for each engine: as many as a large one has rows. What is open here is in memory."""
+
 LOOK_SECONDS = 0.5
 SWEEP_SECONDS = 600.0
 FAILURE_SECONDS = 10.0
@@ -145,7 +148,8 @@ class BatchRunner:
             await asyncio.sleep(_ROOM_SECONDS)
         async with self._turns:  # in the order in which they ask
             await asyncio.sleep(_START_SECONDS)
-            while not has_room(self._service, len(self._open)):  # noqa: ASYNC110  (the engine tells it a few times a second)
+            most = MAX_OPEN * len(self._service.engine.links)
+            while not has_room(self._service, len(self._open), most):  # noqa: ASYNC110  (the engine tells it a few times a second)
                 await asyncio.sleep(_ROOM_SECONDS)
             task = asyncio.create_task(self._answer(live, line))
             self._open[task] = live.number

@@ -14,23 +14,20 @@ from penstock.frontend.exchange.replies import JSON, Reply
 MAX_WAITING = 8
 """If this many requests wait at the engine, no more are sent."""
 
-MAX_OPEN = 256
-"""Most lines in progress for each engine: as many as an engine has rows, unless somebody has given it more."""
-
 RETRY_SECONDS = (0.5, 30.0)
 _MAX_TRIES = 3  # for a line on which the server fails
 _NOW_AND_THEN = (429, 503)  # statuses of requests that only came at a bad time, and are retried without limit
 _MAY_PASS = (500, 504)
 
 
-def has_room(service: Service, num_open: int) -> bool:
-    """Whether an engine will soon have a row for one more line, if `num_open` are in progress."""
+def has_room(service: Service, num_open: int, most: int) -> bool:
+    """Whether the engine will soon have a row for one more line, if `num_open` of at most `most` are in progress."""
     told = service.engine.queue.stats
     if not told or service.engine.facts is None or service.generations.is_draining:
         return False
     num_rows = sum(each.num_rows for each in told)
     num_waiting = sum(each.num_waiting for each in told)
-    return num_open < min(MAX_OPEN * len(told), num_rows + MAX_WAITING) and num_waiting <= MAX_WAITING
+    return num_open < min(most, num_rows + MAX_WAITING) and num_waiting <= MAX_WAITING
 
 
 class Sender:

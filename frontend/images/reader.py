@@ -193,7 +193,7 @@ class ImageReader:
         target = ""
         entry = None
         try:
-            async with self._processes.slot(client, "short"):  # --max-image-pixels bounds its time
+            async with self._processes.slot(client, "short"):  # the number of pixels bounds its time
                 self._make_room()
                 target = self._files_here.reserve(self._max_one)
                 self._num_reserved += self._max_one

@@ -14,7 +14,7 @@ from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
 
 PATIENCE = 25.0
-"""Seconds of --max-policy-delay in these tests; a step takes one."""
+"""Seconds of max_policy_delay in these tests; a step takes one."""
 FOREVER = 1e9
 NUM_EXAMPLES = 100 if os.environ.get("PENSTOCK_SOAK") else 10
 

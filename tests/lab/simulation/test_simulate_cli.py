@@ -32,9 +32,9 @@ def test_the_same_seed_gives_the_same_figures(capsys: pytest.CaptureFixture[str]
 def test_configurations_are_compared_on_the_same_load(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(
         capsys, *SMALL, "--page-size", "32", "--config", "all:", "--config", "one: --max-num-seqs 1 --queue-patience 0",
-        "--config", "--pipeline-depth 0", "--ttft", "300",
+        "--config", "--page-size 1", "--ttft", "300",
     )  # fmt: skip
-    assert list(found["configs"]) == ["all", "one", "--pipeline-depth 0"]
+    assert list(found["configs"]) == ["all", "one", "--page-size 1"]
     everyone, one, direct = found["configs"].values()
     assert everyone["ttft_ms"]["p99"] < one["ttft_ms"]["p99"]
     assert everyone["goodput"] > one["goodput"]
