@@ -19,9 +19,13 @@ _BEGIN = (
 _FLAG = re.compile(r"--[a-z][a-z-]+")
 
 
+def _as_code(flag: re.Match[str]) -> str:
+    return f"`{flag[0]}`"
+
+
 def page() -> str:
     """The whole page, with the table."""
-    rows = "".join(f"| `{flag}` | {_FLAG.sub(r'`\g<0>`', instead)} |\n" for flag, instead in REMOVED.items())
+    rows = "".join(f"| `{flag}` | {_FLAG.sub(_as_code, instead)} |\n" for flag, instead in REMOVED.items())
     return with_parts(PAGE, {_BEGIN: f"\n| gone | instead |\n| --- | --- |\n{rows}\n"})
 
 
