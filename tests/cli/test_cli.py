@@ -246,7 +246,7 @@ def test_values_of_other_engines_have_names_here() -> None:
         assert not set(values) & set(ours[option])
 
 
-@pytest.mark.parametrize("name", ["serve", "scheduler", "frontend", "run-batch"])
+@pytest.mark.parametrize("name", ["serve", "scheduler", "run"])
 @pytest.mark.parametrize("typed", [("m", "--batch-size", "2048"), ("--batch_size=2048", "m")])
 def test_what_is_gone_is_told_with_what_to_do(name: str, typed: tuple[str, ...]) -> None:
     code, _, said = penstock(name, *typed)
