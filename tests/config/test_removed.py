@@ -45,7 +45,7 @@ def test_what_is_named_instead_is_there() -> None:
 
 
 def test_python_says_the_same() -> None:
-    with pytest.raises(ConfigError, match="^batch_size is gone; use max_num_seqs"):
+    with pytest.raises(ConfigError, match=r"^batch_size is gone; use max_num_seqs"):
         config_of({"batch_size": 3}, {})
 
 

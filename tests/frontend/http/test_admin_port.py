@@ -89,7 +89,7 @@ def test_it_wants_keys_all_the_same(checkpoint: Path, sockets: Path, tmp_path: P
 
 def test_it_is_bound_with_the_same_care() -> None:
     options = FrontendOptions(admin_port="0.0.0.0:9000")
-    with pytest.raises(ConfigError, match=r"--admin-port: 0\.0\.0\.0 .* --insecure-bind"):
+    with pytest.raises(ConfigError, match=r"--admin-port 0\.0\.0\.0:9000 .* --insecure-bind"):
         check_listening(options, {})
     check_listening(options, {"PENSTOCK_API_KEY": "pk"})
     check_listening(FrontendOptions(admin_port="9000"), {})
