@@ -18,7 +18,9 @@ PATIENCE = 25.0
 FOREVER = 1e9
 NUM_EXAMPLES = 100 if os.environ.get("PENSTOCK_SOAK") else 10
 
-WITH_KEYS = [name for name in POLICIES if make_policy(name).overrides("key")]
+WITH_KEYS = [
+    name for name in POLICIES if name != "deadline-refuse" and make_policy(name).overrides("key")
+]  # the one left out does not serve all requests
 
 
 def request(number: int, size: int, priority: int, family: int, tenant: str = "", weight: float = 1.0) -> AddRequest:
