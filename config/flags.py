@@ -121,9 +121,7 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     for flag in fields():
         if flag.field in given:
             value, source = given[flag.field], flag.field if flag.is_internal else flag.name
-        elif (
-            environment.get(flag.variable) and not flag.is_internal
-        ):  # an empty variable counts as unset; compose files write it so
+        elif not flag.is_internal and environment.get(flag.variable):  # empty as in files for Compose: unset
             value, source = environment[flag.variable], flag.variable
         else:
             continue

@@ -112,7 +112,7 @@ async def files_of_a_request(**fields: Any) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             watched(Path(folder)) as (watch, environment),
-            serving(ROOT / "demo/model", *quiet, **environment, **internal(longest_interval=20.0)) as server,
+            serving(ROOT / "demo/model", *quiet, **environment, **internal(max_heartbeat_interval=20.0)) as server,
             aiohttp.ClientSession() as client,
         ):
             for number in range(3):  # the first ones import and start what the others find

@@ -21,3 +21,4 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 INTERNAL = Shown(is_internal=True)
+"""Marks a field that is no option."""

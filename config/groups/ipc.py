@@ -53,9 +53,11 @@ class IpcOptions(Options, frozen=True):
             gt=0.0,
         ),
     ] = 10.0
-    longest_interval: Annotated[float, Meta(description="Most seconds between heartbeats.", gt=0.0), INTERNAL] = 1.0
+    max_heartbeat_interval: Annotated[float, Meta(description="Most seconds between heartbeats.", gt=0.0), INTERNAL] = (
+        1.0
+    )
 
     @property
     def heartbeat_interval(self) -> float:
         """Seconds between heartbeats: several may be late before a process counts as lost."""
-        return min(self.longest_interval, self.heartbeat_timeout / 10)
+        return min(self.max_heartbeat_interval, self.heartbeat_timeout / 10)

@@ -57,7 +57,7 @@ class Peers:
         """`of_worker`: fields of its hello."""
         self._of_worker = of_worker
         options = IpcOptions(
-            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", longest_interval=0.05
+            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", max_heartbeat_interval=0.05
         )
         self.hung: list[int] = []
         self.engine = Engine(Config(ipc=options, scheduler=scheduler or SchedulerOptions()), self.hung.append)
