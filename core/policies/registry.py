@@ -14,7 +14,7 @@ from types import ModuleType
 
 from penstock.config import ConfigError
 from penstock.core.policies.cache_aware import CacheAware
-from penstock.core.policies.deadline import Deadline
+from penstock.core.policies.deadline import Deadline, DeadlineOrRefuse
 from penstock.core.policies.fair import Fair
 from penstock.core.policies.hrrn import HighestResponseRatioNext
 from penstock.core.policies.policy import Policy
@@ -31,6 +31,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "cache-aware": CacheAware,
     "fair": Fair,
     "deadline": Deadline,
+    "deadline-refuse": DeadlineOrRefuse,
 }
 
 

@@ -23,14 +23,12 @@ _OUTSIDE: Key = (1,)
 class Batches:
     """The batch of one scheduler. Requests that have ended must `leave`."""
 
-    __slots__ = ("_max_size", "_members", "_waiting", "kind", "on_finished", "wakes_at")
+    __slots__ = ("_members", "_waiting", "kind", "on_finished", "wakes_at")
 
-    def __init__(self, kind: Static, waiting: WaitingQueue, max_size: int) -> None:
-        """`max_size`: most sequences in a batch, if there are that many rows; 0: as many as there are rows."""
+    def __init__(self, kind: Static, waiting: WaitingQueue) -> None:
         self.kind = kind
         self.on_finished = kind.on_finished
         self._waiting = waiting
-        self._max_size = max_size
         self._members: dict[Request, None] = {}
         self.wakes_at = inf
         """When the next batch begins, if it waits for nothing but that time."""
@@ -52,7 +50,7 @@ class Batches:
     def begin(self, requests: Iterable[Request], num_rows: int, now: float) -> bool:
         """Begin the next batch if the last one has ended and it is time; return whether it began.
 
-        `requests`: all live ones, in order of arrival.
+        A batch has at most as many sequences as there are rows. `requests`: all live ones, in order of arrival.
         """
         self.wakes_at = inf
         if any(not member.is_paused for member in self._members):
@@ -61,14 +59,13 @@ class Batches:
         waiting = self._waiting
         if not waiting.num_seqs:
             return False
-        size = min(self._max_size or num_rows, num_rows)
         oldest = next(request.arrived for request in requests if not request.is_paused)
-        begins_at = self.kind.begins_at(waiting.num_seqs, size, oldest)
+        begins_at = self.kind.begins_at(waiting.num_seqs, num_rows, oldest)
         if now < begins_at:
             self.wakes_at = begins_at
             return False
         in_order = dict.fromkeys(seq.request for seq in waiting.first(waiting.num_seqs))
-        self._members = dict.fromkeys(self.kind.choose(in_order, size))
+        self._members = dict.fromkeys(self.kind.choose(in_order, num_rows))
         levels: dict[Request, Key] = {}
         for request in requests:
             first = _INSIDE if request in self._members else _OUTSIDE

@@ -79,7 +79,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
         kind = make_batching(options)
-        self.batches = None if kind is None else Batches(kind, self.waiting, options.batch_size)
+        self.batches = None if kind is None else Batches(kind, self.waiting)
         self.totals = Totals()
         self.suspects = Suspects()
         self.accounts = Accounts(self.totals)

@@ -16,12 +16,12 @@ from tests.packaging import data, packages
 
 NOT_IN_CONTAINERS = {
     "model",  # an argument of the commands
-    "host", "port", "admin_host", "admin_port",  # the services' own
+    "host", "port", "admin_port",  # the services' own
     "frontend_address", "worker_address", "runtime_dir", "channel_key_file",
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
     "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container
-    "step_trace", "profile", "record", "record_mib", "record_prompts", "access_log", "access_log_format",
+    "step_trace", "profile", "record", "record_prompts", "access_log",
 }  # fmt: skip
 SERVICE_OF = {
     "model": ("frontend", "worker"),
@@ -49,7 +49,7 @@ def test_every_option_reaches_its_service() -> None:
 
 def test_the_example_names_variables_that_exist() -> None:
     known = {flag.variable for flag in flags()} | {KEY_VARIABLE}
-    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS", "HF_TOKEN"}
+    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_DISK_KV_GIB", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS", "HF_TOKEN"}
     known |= {"FRONTEND_MEMORY", "SCHEDULER_MEMORY", "WORKER_MEMORY"}
     text = (ROOT / "deploy" / "env.example").read_text()
     assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
