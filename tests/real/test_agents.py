@@ -36,6 +36,13 @@ QUESTION = "What will the weather be in Bergen tomorrow?"
 OPEN_QUESTION = f"{QUESTION} Use a tool."
 RESULT = '{"weather": "rain", "degrees": 9}'
 MOST_ROUNDS = 4
+FORMER_CITIES = ("Oslo", "Bergen")
+FORMER_ANSWER = "Rain, 9 degrees."
+
+
+def forecast(city: str) -> dict[str, Any]:
+    """Arguments of a call."""
+    return {"city": city, "days": 1, "unit": "celsius"}
 
 
 def check_call(name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
@@ -134,14 +141,26 @@ def loop_by_responses(client: openai.OpenAI) -> None:
 
 
 def response_as_the_model_likes(client: openai.OpenAI) -> None:
-    """The same on responses, whole and streamed."""
+    """The same on responses, whole and streamed, after two calls that a model of this size imitates."""
     tools = [{"type": "function", **function(name)["function"], "strict": True} for name in SCHEMAS]
-    items: list[Any] = [{"role": "user", "content": OPEN_QUESTION}]
+    items: list[Any] = []
+    for city in FORMER_CITIES:
+        called = {
+            "type": "function_call",
+            "name": "get_weather",
+            "call_id": city,
+            "arguments": json.dumps(forecast(city)),
+        }
+        items.append({"role": "user", "content": f"What will the weather be in {city} tomorrow?"})
+        items += [called, {"type": "function_call_output", "call_id": city, "output": RESULT}]
+        items.append({"role": "assistant", "content": FORMER_ANSWER})
+    items.append({"role": "user", "content": "What will the weather be in Tromsø tomorrow?"})
+    num_calls = 0
     for _ in range(MOST_ROUNDS):
         asked: Any = {"model": "m", "temperature": 0, "max_output_tokens": 120, "input": items, "tools": tools}
         whole = client.responses.create(**asked)
-        with client.responses.stream(**asked) as stream:
-            streamed = stream.get_final_response()
+        *_, end = client.responses.create(**asked, stream=True)  # the client's own end is a completed response only
+        streamed = end.response
         assert [item.type for item in whole.output] == [item.type for item in streamed.output]
         assert whole.output_text == streamed.output_text
         assert whole.status == streamed.status
@@ -150,12 +169,14 @@ def response_as_the_model_likes(client: openai.OpenAI) -> None:
         calls = [item for item in whole.output if item.type == "function_call"]
         again = [item for item in streamed.output if item.type == "function_call"]
         assert [(call.name, call.arguments) for call in calls] == [(call.name, call.arguments) for call in again]
+        num_calls += len(calls)
         for call in calls:
             check_call(call.name, call.arguments)
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
         if not calls:
             assert whole.output_text
-            return
+            break
+    assert num_calls
     last = client.responses.create(model="m", max_output_tokens=20, temperature=0, input=items)
     assert last.status in ("completed", "incomplete")
 
@@ -189,9 +210,17 @@ def loop_by_messages(client: anthropic.Anthropic) -> None:
 
 
 def message_as_the_model_likes(client: anthropic.Anthropic) -> None:
-    """The same on messages, whole and streamed."""
+    """The same on messages, whole and streamed, after the same two calls."""
     tools = [{"name": name, "description": DESCRIPTIONS[name], "input_schema": SCHEMAS[name]} for name in SCHEMAS]
-    messages: list[Any] = [{"role": "user", "content": OPEN_QUESTION}]
+    messages: list[Any] = []
+    for city in FORMER_CITIES:
+        called = {"type": "tool_use", "id": city, "name": "get_weather", "input": forecast(city)}
+        messages.append({"role": "user", "content": f"What will the weather be in {city} tomorrow?"})
+        messages.append({"role": "assistant", "content": [called]})
+        messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": city, "content": RESULT}]})
+        messages.append({"role": "assistant", "content": FORMER_ANSWER})
+    messages.append({"role": "user", "content": "What will the weather be in Tromsø tomorrow?"})
+    num_calls = 0
     for _ in range(MOST_ROUNDS):
         asked: Any = {"model": "m", "max_tokens": 120, "messages": messages, "extra_body": {"temperature": 0}}
         asked |= {"tools": tools, "tool_choice": {"type": "auto"}}
@@ -203,6 +232,7 @@ def message_as_the_model_likes(client: anthropic.Anthropic) -> None:
         messages.append({"role": "assistant", "content": [block.to_dict() for block in whole.content]})
         calls = [block for block in whole.content if block.type == "tool_use"]
         assert bool(calls) == (whole.stop_reason == "tool_use")
+        num_calls += len(calls)
         results = []
         for call in calls:
             assert call.name in SCHEMAS
@@ -210,8 +240,10 @@ def message_as_the_model_likes(client: anthropic.Anthropic) -> None:
             results.append({"type": "tool_result", "tool_use_id": call.id, "content": RESULT})
         if not calls:
             assert any(block.type == "text" and block.text for block in whole.content)
-            return
+            messages.append({"role": "user", "content": QUESTION})
+            break
         messages.append({"role": "user", "content": results})
+    assert num_calls
     last = client.messages.create(model="m", max_tokens=20, messages=messages)
     assert last.stop_reason in ("end_turn", "max_tokens")
 
