@@ -310,16 +310,18 @@ class Receiver:
             reader.begin(Read(self._next_read, parts, of_group[wanted, 2], ours[wanted]))
 
     def _reader_of(self, link: _Link) -> Reader:
-        while link.reader is None and link.transports:
+        while link.reader is None:
+            if not link.transports:
+                raise TransportError("the two sides have no transport in common")
             name = link.transports[0]
             try:
                 link.reader = self._transports[name].reader(link.source, lambda message: self._send(link, message))
                 log.info("KV link opened", transport=name, address=link.source.address)
             except TransportError as error:  # no failure: memory of another host, for example
+                if len(link.transports) == 1:  # the last one is tried again
+                    raise
                 log.info("KV transport not usable", transport=name, address=link.source.address, reason=str(error))
                 del link.transports[0]
-        if link.reader is None:
-            raise TransportError("no transport that both sides have reaches the other worker")
         return link.reader
 
     def _on_read(self, link: _Link, number: int) -> None:

@@ -83,15 +83,18 @@ class Links:
 
 
 class Counted:
-    """A transport that remembers whom it reads, and fails in use if told to."""
+    """A transport that remembers whom it reads; it fails in use, or reaches nobody, if told to."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.place, self.close = transport.place, transport.close
         self.reads: list[str] = []
         self.fails = False
+        self.reaches = True
 
     def reader(self, source: KVSource, send: Callable[[Message], None]) -> Reader:
+        if not self.reaches:
+            raise TransportError("no way there")
         reader = self._transport.reader(source, send)
         begin = reader.begin
 
@@ -132,4 +135,16 @@ def test_a_transport_that_fails_is_switched_off_for_its_link_alone(tmp_path: Pat
     assert "told to" in links.hand_over(near, 6).error
     links.transports["zmq"].fails = False
     assert links.hand_over(near, 7).error == "", "the last transport is tried again"
+    assert links.close()
+
+
+def test_the_last_transport_is_tried_again_after_it_could_not_be_opened(tmp_path: Path) -> None:
+    links = Links(tmp_path)
+    for transport in links.transports.values():
+        transport.reaches = False
+    assert "zmq: no way there" in links.hand_over(links.near, 1).error
+    for transport in links.transports.values():
+        transport.reaches = True
+    assert links.hand_over(links.near, 2).error == ""
+    assert links.transports["zmq"].reads == [links.near.source.address]
     assert links.close()
