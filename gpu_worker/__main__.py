@@ -90,8 +90,8 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             started.stage.close()
         started.runner.drop_graphs()
         has_left = started.ranks.close()
-        if started.handover is not None:
-            started.handover.close()
+        for part in started.parts:
+            part.close()
         if profiler is not None:
             profiler.close()
         if not has_left:

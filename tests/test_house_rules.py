@@ -42,8 +42,8 @@ FLOORS = {
         "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": (
-        "part", "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover",
-        "drafting", "steps", "startup", "ground",
+        "devices", "parallel", "state", "formats", "models", "part", "drafting", "steps", "disk", "grammars", "images",
+        "handover", "startup", "ground",
     ),
 }  # fmt: skip
 """Folder -> its rooms from the bottom up: each may import those before it. A file may stand there like a

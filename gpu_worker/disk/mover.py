@@ -121,7 +121,7 @@ class DiskMover(WorkerPart):
             self._news.notify_all()
 
     def close(self) -> None:
-        """Release the folder. Waits for reads and writes in progress, but not for those that were only ordered."""
+        """Release the folder. Waits for pages that are being read or written, but not for those that are to come."""
         with self._news:
             self._is_closed = True
             self._news.notify_all()
@@ -221,7 +221,7 @@ class DiskMover(WorkerPart):
         """Write a host page; return what went wrong, or an empty string."""
         page = self._page
         with self._lock:
-            if job.epoch != self._epoch:
+            if job.epoch != self._epoch or self._is_closed:
                 return "given up"
             self._host.read_page(move.host_page, page)
         try:

@@ -22,12 +22,24 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Device, Download, IntArray
+from penstock.gpu_worker.devices.device import Device, Download, Int32Array, IntArray
 from penstock.gpu_worker.grammars.row import DrawnTokens, GrammarRow, Words
 from penstock.gpu_worker.grammars.store import GrammarStore
-from penstock.ipc.messages import NewRow, RowError, StepPlan
+from penstock.gpu_worker.models.model import draws_tokens
+from penstock.gpu_worker.part import Context
+from penstock.gpu_worker.steps.row_part import RowPart, Sent
+from penstock.ipc.messages import (
+    DropGrammar,
+    GrammarPrepared,
+    NewRow,
+    PrepareGrammar,
+    RowError,
+    StepPlan,
+    StepResult,
+)
 from penstock.kernels.sampling.token_masks import mask_tokens
 from penstock.models.files.source import Checkpoint
 
@@ -51,8 +63,10 @@ class _Masks(NamedTuple):
     num_forced: list[int]  # for each requested row: tokens that are forced after its last draw
 
 
-class Grammars:
-    """The grammars of all rows that have one; it costs nothing if there are none."""
+class Grammars(RowPart):
+    """The grammars that are prepared, and those of all rows that have one."""
+
+    orders = (PrepareGrammar, DropGrammar)
 
     def __init__(
         self,
@@ -63,25 +77,46 @@ class Grammars:
     ) -> None:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
         self.store = make_store(checkpoint)
-        self.can_extend = True
-        """Whether this process follows the rows' grammars, so that it can judge and extend guesses."""
-        self.counts_forced = False
-        """Whether forced tokens are counted for `take_forced`."""
+        self.can_extend = True  # while this process follows the rows' grammars
+        self._counts_forced = False
         self._num_forced: list[int] = []
+        self._num_draws = 0  # of the step being launched
         self._vocab_size = vocab_size
         self._device = device
         self.rows: dict[int, GrammarRow] = {}
-        """Usually empty; then a step has nothing to do here."""
         self._filler: _Filler | None = None
         self._asked: list[_Asked] = []  # for the step being launched
+
+    @classmethod
+    def of(cls, context: Context) -> "Grammars":
+        config, make = context.model.config, cls
+        if not draws_tokens(config):
+            from penstock.gpu_worker.grammars.elsewhere import GrammarsElsewhere  # most models are in one stage
+
+            make = GrammarsElsewhere
+        grammars = make(context.checkpoint, config.vocab_size, context.device)
+        grammars.can_extend &= context.hello.num_stages == 1  # all stages must make the same guesses
+        return grammars
+
+    def order(self, message: PrepareGrammar | DropGrammar) -> None:
+        if isinstance(message, PrepareGrammar):
+            self.store.prepare(message)
+        else:
+            self.store.drop(message.grammar_id)
+
+    def take_done(self) -> list[GrammarPrepared]:
+        return self.store.take_prepared() if self.store.is_busy else []
+
+    @property
+    def is_busy(self) -> bool:
+        return self.store.is_busy
 
     def clear(self) -> None:
         """Forget all rows' grammars, and all prepared ones."""
         self.rows.clear()
         self.store.clear()
 
-    def apply(self, plan: StepPlan) -> None:
-        """Apply a plan's freed and new rows."""
+    def enter(self, plan: StepPlan) -> None:
         if self.rows and plan.freed_rows:
             for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
                 self.rows.pop(row, None)
@@ -91,29 +126,18 @@ class Grammars:
             elif self.rows:
                 self.rows.pop(new.row, None)
 
-    def has(self, row: int) -> bool:
-        """Whether a row follows a grammar."""
-        return row in self.rows
+    def expect_guesses(self) -> None:
+        """Count from now on how many tokens are forced after a row's last one, so that a plan makes room for them."""
+        self._counts_forced = self.can_extend
 
     def extend(self, rows: IntArray, guesses: ListOf[ListOf[int]], most: IntArray) -> list[list[int]]:
-        """Cut guesses for rows' next tokens where the grammars forbid them, and append the tokens that are forced next.
-
-        Args:
-            rows: int[D], rows with grammars. All tokens of launched steps are known.
-            guesses: the guesses for each row.
-            most: int[D], the most tokens to return for each row.
-        """
         assert self._filler is not None
         following = [self.rows[row] for row in rows.tolist()]
         return self._filler.extend(list(zip(following, guesses, most.tolist(), strict=True)), self._vocab_size)
 
-    def begin(self, rows: IntArray, guesses: IntArray | None = None) -> None:
-        """Start filling the masks of a step; call this before its forward pass.
-
-        Args:
-            rows: int[S], the rows that sample, each once or, with drafts, once for each token that it may return.
-            guesses: int[S], the guess that follows each; negative after a row's last one.
-        """
+    def begin_draws(self, rows: Int32Array, guesses: IntArray | None) -> None:
+        """Start filling the masks of the step."""
+        self._num_draws = rows.shape[0]
         draws = enumerate(rows.tolist())
         if guesses is None:
             self._asked = [_Asked(i, self.rows[row], []) for i, row in draws if row in self.rows]
@@ -129,10 +153,9 @@ class Grammars:
                 last = row
         if self._asked:
             assert self._filler is not None
-            self._filler.fill(self._asked, self._vocab_size, counts_forced=self.counts_forced)
+            self._filler.fill(self._asked, self._vocab_size, counts_forced=self._counts_forced)
 
     def mask(self, logits: Tensor) -> tuple[RowError, ...]:
-        """Apply the masks to the step's logits [S, V] in place; return the rows that have no possible token."""
         if not self._asked:
             return ()
         assert self._filler is not None
@@ -145,22 +168,16 @@ class Grammars:
             mask_tokens(logits, self._device.upload(masks.indices), self._device.upload(masks.words))
         return masks.errors
 
-    def take_forced(self, num_draws: int) -> bytes:
-        """int32[S], for the step with the masks that were applied last; empty if no tokens are forced.
+    def sends(self) -> Sent | None:
+        """At a row's first draw, the number of tokens that are forced after its last draw; nothing if none are."""
+        num_forced, self._num_forced = self._num_forced, []
+        if not any(num_forced):
+            return None
+        counts = np.zeros(self._num_draws, dtype=np.int32)
+        counts[[first for first, _, _ in self._asked]] = num_forced
+        return Sent(partial(_with_forced, counts.tobytes()))
 
-        At a row's first draw it has the number of tokens that are forced after the row's last draw, else 0. Call it
-        before `expect`.
-        """
-        forced = b""
-        if any(self._num_forced):
-            counts = np.zeros(num_draws, dtype=np.int32)
-            counts[[first for first, _, _ in self._asked]] = self._num_forced
-            forced = counts.tobytes()
-        self._num_forced = []
-        return forced
-
-    def expect(self, download: Download) -> None:
-        """Tell the rows that this download begins with the step's tokens, int32, in the order of the draws."""
+    def drawn(self, download: Download) -> None:
         for first, row, guesses in self._asked:
             row.expect(DrawnTokens(download, first, guesses))
         self._asked = []
@@ -172,6 +189,10 @@ class Grammars:
         row = GrammarRow(self.store.get(new.grammar_id), new.sampling, outputs)
         self.rows[new.row] = row
         self._filler.prepare(row)
+
+
+def _with_forced(num_forced: bytes, result: StepResult, _sent: bytes) -> StepResult:
+    return replace(result, num_forced=num_forced)
 
 
 _Guessed = tuple[GrammarRow, ListOf[int], int]

@@ -21,9 +21,8 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.config import ConfigError
-from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults
-from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
+from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 from penstock.models.files.source import Checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 
@@ -87,10 +86,8 @@ class _Made(NamedTuple):
     error: str
 
 
-class GrammarStore(WorkerPart):
+class GrammarStore:
     """All methods except the building run in the worker's main thread."""
-
-    orders = (PrepareGrammar, DropGrammar)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
@@ -110,6 +107,7 @@ class GrammarStore(WorkerPart):
 
     @property
     def is_busy(self) -> bool:
+        """Whether there are answers to take, now or soon."""
         return self._is_busy
 
     @property
@@ -125,12 +123,6 @@ class GrammarStore(WorkerPart):
         self._prepared.clear()
         self._is_busy = self._num_pending > 0
         self._forget_idle()
-
-    def order(self, message: PrepareGrammar | DropGrammar) -> None:
-        if isinstance(message, PrepareGrammar):
-            self.prepare(message)
-        else:
-            self.drop(message.grammar_id)
 
     def prepare(self, message: PrepareGrammar) -> None:
         """Start preparing a grammar."""
@@ -154,9 +146,6 @@ class GrammarStore(WorkerPart):
         self._live.pop(grammar_id, None)
         self._wanted.discard(grammar_id)
         self._forget_idle()
-
-    def take_done(self) -> list[GrammarPrepared]:
-        return self.take_prepared() if self._is_busy else []
 
     def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
         """Return answers that became ready since the last call; with `wait`, wait until all requests are answered."""

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
 from penstock.config import Config, ConfigError, channel_keys
 from penstock.config.ranks import Rank
@@ -16,7 +17,7 @@ from penstock.gpu_worker.handover.receiver import Place, Receiver
 from penstock.gpu_worker.handover.transports.registry import make_transports
 from penstock.gpu_worker.handover.transports.transport import Pool, TransportError
 from penstock.gpu_worker.models.model import CountsLayers, Model
-from penstock.gpu_worker.part import WorkerPart
+from penstock.gpu_worker.part import Context, WorkerPart
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.ipc.addresses import is_tcp
 from penstock.ipc.curve import Doorkeeper
@@ -38,6 +39,12 @@ class Handover(WorkerPart):
     """The pages that other workers read from this one, and those that it reads from them."""
 
     orders = (OfferKV, WithdrawKV, ReceiveKV, StopReceivingKV)
+
+    @classmethod
+    def of(cls, context: Context) -> "Handover | None":
+        if not context.config.parallel.role:
+            return None
+        return cls(context.config, context.rank, context.hello, context.kv, context.model, context.device)
 
     def __init__(
         self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model, device: Device
@@ -67,6 +74,9 @@ class Handover(WorkerPart):
         pages = described(hello, kv)
         self.source = KVSource(_reached(self._offers.address, address), tuple(transports), pages, places)
         """How other workers can read this worker's pages."""
+
+    def hello(self, hello: WorkerHello) -> WorkerHello:
+        return replace(hello, kv_sources=(self.source,))
 
     @property
     def is_busy(self) -> bool:

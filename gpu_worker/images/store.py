@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.models.vision.tower import Tower
-from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults, shared_files
 from penstock.ipc.messages import (
     DropEmbedding,
@@ -36,10 +35,8 @@ class _Encoding:
         self.seconds = 0.0
 
 
-class EmbeddingStore(WorkerPart):
+class EmbeddingStore:
     """See the module. Only `encode` computes."""
-
-    orders = (EncodeImage, DropEmbedding)
 
     def __init__(self, tower: Tower) -> None:
         self.tower = tower
@@ -50,16 +47,20 @@ class EmbeddingStore(WorkerPart):
 
     @property
     def is_busy(self) -> bool:
+        """Whether there are pictures to embed."""
         return bool(self._waiting)
 
     @property
     def is_due(self) -> bool:
+        """Whether it is the tower's turn, and there are pictures to embed."""
         return bool(self._waiting) and self._turns.is_towers(time.perf_counter())
 
     def end_step(self, result: StepResult) -> None:
+        """A step has been computed."""
         self._turns.stepped(result.num_forward_us / 1e6)
 
     def work(self, coming: ToWorker | None) -> ImageEncoded | None:
+        """See `WorkerPart`."""
         if isinstance(coming, StepPlan) and self._turns.yields_to(coming):
             return None
         return self.encode()

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from penstock.core.sequences.intake import Refusal
+from penstock.gpu_worker.images.rows import Images
 from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
 from penstock.gpu_worker.models.loading.vision import positions_by_share
 from penstock.gpu_worker.models.vision.tower import Matrix
@@ -108,9 +109,8 @@ class Seeing(Scored):
 
     @property
     def store(self) -> EmbeddingStore:
-        store = self.runner.image_store
-        assert store is not None
-        return store
+        (images,) = (part for part in self.parts if isinstance(part, Images))
+        return images.store
 
     def add_request(self, request: AddRequest) -> Refusal | None:
         if self.hello.images_are_whole:  # then the scheduler must know of them, and asks for them itself

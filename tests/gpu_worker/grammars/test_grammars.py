@@ -133,7 +133,7 @@ def test_a_lost_worker_costs_nothing_but_time(world: World) -> None:
     engine = Engine(world.folder, pipeline_depth=1)
     request_id = engine.add(PROMPT, params)
     assert engine.scheduler.schedule() is None  # its grammar is not ready
-    engine.exchange_grammars()
+    engine.exchange()
     for _ in range(12):
         step = engine.scheduler.schedule()
         assert step is not None
@@ -210,8 +210,9 @@ def test_logprobs_are_the_models_own(world: World) -> None:
 
 def test_a_tokenizer_that_cannot_be_used_fails_the_row(world: World, tmp_path: Path) -> None:
     engine = Tolerant(world.folder)
-    engine.runner._grammars = Grammars(open_checkpoint(tmp_path), 259, engine.runner._device)
-    engine.runner.grammar_store = engine.runner._grammars.store
+    grammars = Grammars(open_checkpoint(tmp_path), 259, engine.runner._device)
+    engine._use([grammars])
+    engine.runner.use([grammars])
     [[output]] = engine.run([PROMPT], world.params("regex", "ab"))
     assert output == []
     assert "cannot be used with this model's tokenizer" in engine.last_delta["r0", 0].error

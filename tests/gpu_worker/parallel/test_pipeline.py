@@ -16,6 +16,8 @@ import pytest
 from penstock.config import ConfigError
 from penstock.config.groups.parallel import ParallelOptions
 from penstock.frontend.grammars.child import read_grammar
+from penstock.gpu_worker.grammars.masks import Grammars
+from penstock.gpu_worker.startup.start import Started
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.lab.planning.costs import Costs
 from penstock.lab.planning.rank_parts import rank_parts
@@ -213,7 +215,12 @@ def test_grammars(tmp_path: Path) -> None:
     for given in (None, known):
         with staged(tmp_path, 2, layers="1,1", texts=given) as engine:
             assert engine.run(texts, sampling) == expected
-            assert [each.grammar_store.num_known for each in engine.stages.stages] == [0, 1]
+            assert [grammars_of(each).store.num_known for each in engine.stages.started] == [0, 1]
+
+
+def grammars_of(started: Started) -> Grammars:
+    (found,) = (part for part in started.parts if isinstance(part, Grammars))
+    return found
 
 
 # --- what each stage holds --------------------------------------------------------------------------------

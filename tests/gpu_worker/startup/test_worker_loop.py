@@ -15,7 +15,8 @@ import structlog
 from torch import Tensor
 
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.gpu_worker.grammars.masks import Grammars
+from penstock.gpu_worker.images.rows import Images
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
@@ -53,7 +54,7 @@ class SlowDevice:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
-        self.grammar_store = GrammarStore(HuggingFaceFolder(Path("nowhere")))
+        self.grammars = Grammars(HuggingFaceFolder(Path("nowhere")), 10, CpuDevice(1))
         self._error = error
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -104,7 +105,7 @@ class Scripted:
 
 
 def run(device: SlowDevice, channel: Scripted) -> int:
-    parts = [device.grammar_store]
+    parts = [device.grammars]
     return WorkerLoop(cast(ModelRunner, device), channel, HELLO, 100, max_silence_ms=300, parts=parts).run()
 
 
@@ -144,7 +145,7 @@ class QuickDevice(SlowDevice):
 
 
 def loop_with_images(device: SlowDevice, channel: Scripted, pictures: Any) -> WorkerLoop:
-    parts = [EmbeddingStore(pictures)]
+    parts = [Images(EmbeddingStore(pictures), CpuDevice(1), turns=False)]
     return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, parts=parts)
 
 

@@ -1,33 +1,40 @@
 """Rows that return a vector instead of a token: it is pooled from the final hidden states of their positions."""
 
+from functools import partial
+
 import numpy as np
-import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.steps.host_step import HostBatch, StepOutput
-from penstock.ipc.messages import Pooling, StepPlan
+from penstock.gpu_worker.part import Context
+from penstock.gpu_worker.steps.host_step import HostBatch
+from penstock.gpu_worker.steps.row_part import RowPart, Sent
+from penstock.ipc.messages import Pooling, StepPlan, StepResult
 
 _SMALLEST = 1e-12
 """The least length that a vector is divided by, as in torch's `normalize`."""
 
 
-class Pooler:
+class Pooler(RowPart):
     """The rows that pool, and the sums over their positions so far.
 
     Sums are float64: their order depends on how a prompt was cut into chunks, and in float64 that makes no difference
     that fp32 can show. A row whose mean is asked for begins at position 0, so its sum covers all positions.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    draws = False
+
+    def __init__(self) -> None:
         self.rows: dict[int, Pooling] = {}
         self._sums: dict[int, Tensor] = {}  # fp64[H], by row
         self._vectors: list[Tensor] = []  # fp32, of the current step
 
-    def apply(self, plan: StepPlan) -> None:
-        """Apply a plan's changes: freed rows, then new rows."""
+    @classmethod
+    def of(cls, context: Context) -> "Pooler":
+        return cls()
+
+    def enter(self, plan: StepPlan) -> None:
         for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
             self._forget(row)
         for new in plan.new_rows:
@@ -39,25 +46,13 @@ class Pooler:
         """Forget all rows."""
         self.rows.clear()
         self._sums.clear()
+        self._vectors.clear()
 
     def _forget(self, row: int) -> None:
         self.rows.pop(row, None)
         self._sums.pop(row, None)
 
-    def drawing(self, batch: HostBatch) -> npt.NDArray[np.int64]:
-        """int64[D], the sampling rows that draw tokens, as indices into `batch.sample_idx`."""
-        rows = batch.rows[batch.sample_idx].tolist()
-        return np.array([i for i, row in enumerate(rows) if row not in self.rows], dtype=np.int64)
-
-    def spread(self, logits: Tensor, batch: HostBatch) -> Tensor:
-        """Logits of the rows that draw, [D, V] -> [S, V]; the other rows are zeros, and their tokens are not read."""
-        drawing = self.drawing(batch)
-        if drawing.shape[0] == batch.sample_idx.shape[0]:
-            return logits
-        index = self._device.upload(drawing)
-        return logits.new_zeros(batch.sample_idx.shape[0], logits.shape[1]).index_copy_(0, index, logits)
-
-    def take(self, batch: HostBatch, hidden: Tensor) -> None:
+    def computed(self, batch: HostBatch, hidden: Tensor) -> None:
         """Pool a step's final hidden states, [T, H]."""
         samples = {*batch.sample_idx.tolist()}
         ends = batch.num_new.cumsum().tolist()
@@ -76,14 +71,19 @@ class Pooler:
                 vector = hidden[end - 1].double() if vector is None else vector / num_tokens
                 self._vectors.append(_finished(vector, pooling))
 
-    def add_to(self, output: StepOutput) -> tuple[StepOutput, bytes]:
-        """Append the step's vectors to what goes to the host; return their sizes, too, int32[P]."""
+    def sends(self) -> Sent | None:
+        """The step's vectors, and their sizes."""
         vectors, self._vectors = self._vectors, []
         if not vectors:
-            return output, b""
+            return None
         sizes = np.array([vector.shape[0] for vector in vectors], dtype=np.int32)
-        values = torch.cat([output.values, *(vector.view(torch.int32) for vector in vectors)])
-        return output._replace(values=values), sizes.tobytes()
+        return Sent(
+            partial(_with_vectors, sizes.tobytes()), torch.cat([vector.view(torch.int32) for vector in vectors])
+        )
+
+
+def _with_vectors(sizes: bytes, result: StepResult, vectors: bytes) -> StepResult:
+    return replace(result, pooled=vectors, pooled_sizes=sizes)
 
 
 def _finished(vector: Tensor, pooling: Pooling) -> Tensor:
@@ -93,3 +93,6 @@ def _finished(vector: Tensor, pooling: Pooling) -> Tensor:
     if pooling.is_normalized:
         vector = vector / vector.norm().clamp_min(_SMALLEST)
     return vector.float().contiguous()
+
+
+PARTS = (Pooler,)

@@ -5,8 +5,8 @@ from time import monotonic
 
 import torch
 
-from penstock.gpu_worker.part import WorkerPart
-from penstock.ipc.messages import ExpertTokens, LayerTokens
+from penstock.gpu_worker.part import Context, WorkerPart
+from penstock.ipc.messages import ExpertTokens, LayerTokens, WorkerHello
 from penstock.kernels.experts.held_experts import HeldExperts
 
 _TELL_SECONDS = 2.0
@@ -23,6 +23,14 @@ class ExpertCounts(WorkerPart):
         self._told = {layer: [0] * len(ids) for layer, ids in self._ids.items()}
         self._told_at = monotonic()
         self.take()  # the made-up tokens of measurements and of the warm-up are nobody's load
+
+    @classmethod
+    def of(cls, context: Context) -> "ExpertCounts | None":
+        return cls(context.model.held_experts) if context.model.held_experts else None
+
+    def hello(self, hello: WorkerHello) -> WorkerHello:
+        self.take()  # those of other parts' warm-up, too
+        return hello
 
     def take_done(self) -> tuple[ExpertTokens, ...]:
         if monotonic() - self._told_at <= _TELL_SECONDS:
@@ -43,3 +51,6 @@ class ExpertCounts(WorkerPart):
             self._told[layer] = counts
             layers.append(LayerTokens(layer, len(its.numbers), {id: count for id, count in new.items() if count}))
         return ExpertTokens(tuple(layers)) if has_news else None
+
+
+PARTS = (ExpertCounts,)

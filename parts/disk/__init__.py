@@ -1,0 +1,1 @@
+"""A tier for KV pages on a disk."""

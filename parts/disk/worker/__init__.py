@@ -1,0 +1,5 @@
+"""KV pages in files, in a worker."""
+
+from penstock.gpu_worker.disk.tier import DiskTier
+
+PARTS = (DiskTier,)

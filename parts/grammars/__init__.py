@@ -1,0 +1,1 @@
+"""Structured output: what a request generates follows a grammar."""

@@ -1,0 +1,1 @@
+"""Prefill and decode apart: KV pages that go from engine to engine."""
