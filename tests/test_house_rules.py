@@ -42,8 +42,7 @@ FLOORS = {
         "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": (
-        "devices", "parallel", "state", "formats", "models", "part", "drafting", "steps", "disk", "grammars", "images",
-        "handover", "startup", "ground",
+        "devices", "parallel", "state", "formats", "models", "part", "drafting", "steps", "startup", "ground",
     ),
 }  # fmt: skip
 """Folder -> its rooms from the bottom up: each may import those before it. A file may stand there like a

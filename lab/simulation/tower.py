@@ -1,4 +1,4 @@
-"""A model of a worker's vision tower, which encodes in turns between steps (`gpu_worker/images/turns.py`)."""
+"""A model of a worker's vision tower, which encodes in turns between steps (`parts/images/worker/turns.py`)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

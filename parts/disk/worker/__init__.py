@@ -1,5 +1,5 @@
-"""KV pages in files, in a worker."""
+"""KV pages in files, which survive the process."""
 
-from penstock.gpu_worker.disk.tier import DiskTier
+from penstock.parts.disk.worker.tier import DiskTier
 
 PARTS = (DiskTier,)

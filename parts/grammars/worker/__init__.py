@@ -1,5 +1,5 @@
-"""The grammars of rows, in a worker."""
+"""Structured output: which tokens each row may sample next."""
 
-from penstock.gpu_worker.grammars.masks import Grammars
+from penstock.parts.grammars.worker.masks import Grammars
 
 PARTS = (Grammars,)

@@ -1,5 +1,5 @@
-"""KV pages that go from engine to engine, in a worker."""
+"""KV pages that workers of other engines read from this one, and pages that this one reads from them."""
 
-from penstock.gpu_worker.handover.handover import Handover
+from penstock.parts.handover.worker.handover import Handover
 
 PARTS = (Handover,)

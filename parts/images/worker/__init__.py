@@ -1,5 +1,5 @@
-"""Embeddings of pictures, in a worker."""
+"""The embeddings of pictures."""
 
-from penstock.gpu_worker.images.rows import Images
+from penstock.parts.images.worker.rows import Images
 
 PARTS = (Images,)

@@ -15,10 +15,6 @@ import structlog
 from torch import Tensor
 
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.images.rows import Images
-from penstock.gpu_worker.images.store import EmbeddingStore
-from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, WorkerLoop
@@ -40,6 +36,10 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 from penstock.models.files.folder import HuggingFaceFolder
+from penstock.parts.grammars.worker.masks import Grammars
+from penstock.parts.images.worker.rows import Images
+from penstock.parts.images.worker.store import EmbeddingStore
+from penstock.parts.images.worker.turns import Turns
 
 HELLO = WorkerHello(1, "w", 0, "f", "cpu", "float32", 10, 20, 4, 5, 2, 8)
 END = Refused("the test is over")
