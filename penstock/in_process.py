@@ -7,7 +7,7 @@ add / handle ──▶ Scheduler ──plans──▶ ModelRunner        step() 
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from math import inf
 from typing import NamedTuple
@@ -16,7 +16,6 @@ import numpy as np
 
 from penstock.config import Config, ConfigError
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.start import start
@@ -24,11 +23,6 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import (
     AddRequest,
-    DiskContents,
-    GrammarPrepared,
-    ImageEncoded,
-    KVLoaded,
-    KVStored,
     Message,
     SamplingParams,
     SequenceDelta,
@@ -39,10 +33,10 @@ from penstock.ipc.overrides import calls, overriding
 
 OWNER = b"in process"
 
-_LOOK_SECONDS = 0.0005  # between two checks of what the worker's parts have done
+_LOOK_SECONDS = 0.0005  # between two checks of what the parts have done
 _MOST_SECONDS = 0.05  # longest wait for them while there is nothing to compute
-_LISTING_SECONDS = 5.0  # longest wait for the list of what the disk holds, at the start
-_WRITING_SECONDS = 5.0  # longest wait for pages to be written when all else is done
+_BEGIN_SECONDS = 5.0  # longest wait for what they do at the start, such as listing what a disk holds
+_FINISH_SECONDS = 5.0  # longest wait for what they do when all else is done, such as writing pages
 
 
 class Step(NamedTuple):
@@ -70,24 +64,24 @@ class InProcessEngine:
             )
         started = start(config)
         self.runner, self.hello = started.runner, started.hello
+        self.use(started.parts)
         self.start_seconds = time.perf_counter() - began
-        self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_added = 0
-        self._use(started.parts)
-        for part in started.parts:
+        for part in self.parts:
             part.begin()
-        self._exchange([], seconds=_LISTING_SECONDS)
+        self._exchange([], seconds=_BEGIN_SECONDS)
 
-    def _use(self, parts: Sequence[WorkerPart]) -> None:
+    def use(self, parts: Sequence[WorkerPart]) -> None:
         """Let the worker do this beside its steps, as its loop does."""
         self.parts = parts
-        self._orders = {kind: part.order for part in parts for kind in part.orders}
-        self._takes_done, self._ends_step = (calls(WorkerPart, parts, name) for name in ("take_done", "end_step"))
+        self._orders = {kind: part for part in parts for kind in part.orders}
+        self._ends_step, self._takes_done = (calls(WorkerPart, parts, name) for name in ("end_step", "take_done"))
         self._busy, self._due = (overriding(WorkerPart, parts, name) for name in ("is_busy", "is_due"))
 
     def close(self) -> None:
-        """Release what this engine holds exclusively, apart from memory, such as the folder of a disk tier."""
+        """Release what this engine holds exclusively, apart from memory."""
         for part in self.parts:
             part.close()
 
@@ -118,21 +112,19 @@ class InProcessEngine:
 
         The result has no plan if there is nothing to compute: no requests, only paused ones, or only those of a batch
         that must not begin yet (`seconds_to_wait`). If all requests wait for what the worker makes beside its steps,
-        this call waits for a while, too.
+        such as grammars, this call waits, too.
         """
         scheduler, deltas = self.scheduler, self._take_bills()
         while scheduler.can_schedule:
             step = scheduler.schedule(time.monotonic())
             for ended in scheduler.take_ended().values() if scheduler.ended else ():
                 deltas += ended
-            if has_orders(scheduler):
-                self._order(take_orders(scheduler))
+            self._order(before_plan=True)
             if step is not None:
                 self._pending.append((step.plan, self.runner.launch(step.plan)))
             is_idle = step is None and not self._pending
-            if self._exchange(deltas, seconds=_MOST_SECONDS if is_idle else 0.0) and is_idle:
-                continue
-            if step is None:
+            has_news = self._exchange(deltas, seconds=_MOST_SECONDS if is_idle else 0.0)
+            if step is None and not (is_idle and (has_news or scheduler.parts.num_in_making)):
                 break
         if not self._pending:
             return Step(deltas)
@@ -142,8 +134,8 @@ class InProcessEngine:
             end_step(result)
         for batch in scheduler.process(result, time.monotonic()).values():
             deltas += deltas_of(batch)
-        if scheduler.disk is not None and not self.has_work:
-            self._write_pages()
+        if not self.has_work and scheduler.parts.num_unfinished:
+            self._finish()
         return Step(deltas + self._take_bills(), plan, result)
 
     def _take_bills(self) -> list[SequenceDelta]:
@@ -157,64 +149,64 @@ class InProcessEngine:
     @property
     def seconds_to_wait(self) -> float | None:
         """How long there will be nothing to compute, unless something else happens; None: for ever."""
-        if self.has_work and any(part.is_busy for part in self._busy):
-            return 0.0  # nobody says when pages have come, or a grammar is ready: `step` looks
+        if self.has_work and self._is_busy:
+            return 0.0  # nobody says when they are done: `step` looks
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
 
-    def _order(self, orders: Iterable[Message]) -> None:
-        for order in orders:
-            self._orders[type(order)](order)
-
-    def have_done(self, order: Message) -> None:
-        """Have the worker do what the scheduler has not asked for, and wait until it is done; answers are dropped."""
-        self._order([order])
-        while not self._answers() and any(part.is_busy for part in self._busy):
-            time.sleep(_LOOK_SECONDS)
-
-    def _exchange(self, deltas: list[SequenceDelta], seconds: float = 0.0) -> bool:
-        """Let the worker go on beside its steps, and report what it has done; wait `seconds` for the first answer.
-
-        The last deltas of sequences that end with an answer are appended.
+    def exchange(self, *, wait: bool = True) -> list[SequenceDelta]:
+        """Let the worker do what the scheduler asks for beside steps; with `wait`, until all is made.
 
         Returns:
-            Whether there was anything to report.
+            The last deltas of sequences for which it could not be made.
         """
-        if self.scheduler.disk is not None:
-            self._order(self.scheduler.disk.take_messages())
+        deltas: list[SequenceDelta] = []
+        self._order(before_plan=True)
+        self._exchange(deltas, seconds=0.0)
+        while wait and self.scheduler.parts.num_in_making:
+            self._exchange(deltas, seconds=_MOST_SECONDS)
+        return deltas
+
+    def _order(self, *, before_plan: bool) -> None:
+        for message in self.scheduler.take_messages(before_plan=before_plan):
+            self._orders[type(message)].order(message)
+
+    def _exchange(self, deltas: list[SequenceDelta], seconds: float) -> bool:
+        """Give the worker's parts their orders behind the last plan, and a turn; wait `seconds` for the first answer.
+
+        The last deltas of sequences that an answer ends are appended. Returns whether there was an answer.
+        """
+        self._order(before_plan=False)
         until = time.monotonic() + seconds
-        while not (answers := self._answers()) and any(part.is_busy for part in self._busy):
-            if time.monotonic() >= until:
-                break
+        while not (answers := self._answers()) and self._is_busy and time.monotonic() < until:
             if not any(part.is_due for part in self._due):
                 time.sleep(_LOOK_SECONDS)
         for answer in answers:
-            self._answered(answer, deltas)
+            if type(answer) in self.scheduler.parts.answered:
+                for ended in self.scheduler.answered(answer).values():
+                    deltas += ended
         return bool(answers)
 
+    def have_done(self, order: Message) -> None:
+        """Have the worker do what the scheduler has not asked for, and wait until it is done; answers are dropped."""
+        self._orders[type(order)].order(order)
+        while not self._answers() and self._is_busy:
+            time.sleep(_LOOK_SECONDS)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the worker does something beside its steps."""
+        return any(part.is_busy for part in self._busy)
+
     def _answers(self) -> list[Message]:
-        """What has become ready, after each part that is due has used the device for a while."""
+        """What the worker's parts have done; those whose work uses the device get a turn."""
         worked = [part.work(None) for part in self._due if part.is_due]
-        return [*chain.from_iterable(take_done() for take_done in self._takes_done), *filter(None, worked)]
+        return [*filter(None, worked), *chain.from_iterable(take_done() for take_done in self._takes_done)]
 
-    def _answered(self, answer: Message, deltas: list[SequenceDelta]) -> None:
-        """Tell the scheduler of an answer."""
-        match answer:
-            case GrammarPrepared():
-                ended = self.scheduler.grammar_prepared(answer)
-            case ImageEncoded():
-                ended = self.scheduler.image_encoded(answer)
-            case KVStored() | KVLoaded() | DiskContents() if self.scheduler.disk is not None:
-                self.scheduler.disk.answered(answer)
-                return
-            case _:
-                return
-        deltas += chain.from_iterable(ended.values())
-
-    def _write_pages(self) -> None:
-        """Write the pages that wait to be written. There is no other work, and the caller may end now."""
-        moves, until = self.scheduler.disk, time.monotonic() + _WRITING_SECONDS
-        while moves is not None and moves.num_under_way and time.monotonic() < until:
+    def _finish(self) -> None:
+        """Let parts do what they do when there is no other work: the caller may end now."""
+        until = time.monotonic() + _FINISH_SECONDS
+        while self.scheduler.parts.num_unfinished and time.monotonic() < until:
             step = self.scheduler.schedule(time.monotonic())
             if step is not None:
                 self.scheduler.process(self.runner.launch(step.plan).result(), time.monotonic())

@@ -35,7 +35,7 @@ PART_MAY_IMPORT = {
 """File of a part, named after its process -> what it may import besides its own part."""
 FLOORS = {
     "core": (
-        "kv", "sequences", "steps", "policies", "batching", "scheduling", "recording", "watching", "engine", "launch",
+        "kv", "sequences", "steps", "policies", "batching", "scheduling", "engine", "launch",
     ),
     "frontend": (
         "ground", "storage", "exchange", "streams", "text", "images", "parsing", "engine", "grammars", "validation",

@@ -1,1 +1,1 @@
-"""A tier for KV pages on a disk."""
+"""A tier of the prefix cache in files (docs/kv-tiers.md)."""

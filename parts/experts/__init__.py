@@ -1,1 +1,1 @@
-"""What the experts of a model are used for."""
+"""How many tokens each expert computes where experts are spread over ranks (docs/parallelism.md)."""

@@ -1,1 +1,1 @@
-"""Structured output: what a request generates follows a grammar."""
+"""Structured output: which tokens a row may draw next (docs/structured-output.md)."""

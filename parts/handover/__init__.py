@@ -1,1 +1,1 @@
-"""Prefill and decode apart: KV pages that go from engine to engine."""
+"""Disaggregated prefill: KV pages that go from engine to engine (docs/prefill-decode.md)."""

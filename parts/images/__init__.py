@@ -1,1 +1,1 @@
-"""Pictures in prompts."""
+"""Pictures in prompts (docs/images.md)."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.core.scheduling.orders import take_orders
 from penstock.in_process import InProcessEngine
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.options import config_of
@@ -62,15 +61,6 @@ class Engine(InProcessEngine):
         stats = self.scheduler.stats()
         assert stats.num_used_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
-
-    def exchange(self) -> None:
-        """Let the worker make what the scheduler asks for beside the steps."""
-        self._order(take_orders(self.scheduler))
-        deltas: list[SequenceDelta] = []
-        while not self._exchange(deltas, seconds=1.0):
-            assert any(part.is_busy for part in self.parts)
-        for delta in deltas:
-            self._take(delta)
 
     def _take(self, delta: SequenceDelta) -> None:
         key = (delta.request_id, delta.sequence_idx)

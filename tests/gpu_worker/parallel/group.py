@@ -119,8 +119,8 @@ class GroupEngine(Scored):
         config = make_config(folder, **options)
         self.hello = group.start(config)
         self.runner: Any = _Runner(group)
-        self._use([])
-        self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        self.use([])
+        self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending = deque()
         self._num_added = 0
         self.outputs, self.last_delta, self.logprobs = {}, {}, {}

@@ -139,9 +139,9 @@ class StagedEngine(Engine):
         least = min(hello.num_pages for hello in hellos)
         (self.hello,) = [replace(hello, num_pages=least) for hello in hellos if hello.answers]
         self.runner = self.stages  # type: ignore[assignment]
-        self._use(self.stages.started[-1].parts)
+        self.use(self.stages.started[-1].parts)
         limits = start_limits(config, self.hello)
-        self.scheduler = Scheduler(config.scheduler, limits)
+        self.scheduler = Scheduler(config, limits)
         if texts is not None:
             for each in self.stages.started:
                 each.runner.draft_with(partial(Remembered, texts))

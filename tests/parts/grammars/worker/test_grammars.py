@@ -211,7 +211,7 @@ def test_logprobs_are_the_models_own(world: World) -> None:
 def test_a_tokenizer_that_cannot_be_used_fails_the_row(world: World, tmp_path: Path) -> None:
     engine = Tolerant(world.folder)
     grammars = Grammars(open_checkpoint(tmp_path), 259, engine.runner._device)
-    engine._use([grammars])
+    engine.use([grammars])
     engine.runner.use([grammars])
     [[output]] = engine.run([PROMPT], world.params("regex", "ab"))
     assert output == []

@@ -16,7 +16,6 @@ import pytest
 import torch
 import zmq
 
-from penstock.core.engine.prefill_links import unlike
 from penstock.gpu_worker.devices.cpu import shared_zeros
 from penstock.gpu_worker.devices.device import Lane
 from penstock.ipc.codec import Codec, pack_int32, unpack_int32
@@ -32,6 +31,7 @@ from penstock.ipc.messages import (
     StopReceivingKV,
     ToReader,
 )
+from penstock.parts.handover.scheduler.prefill_links import unlike
 from penstock.parts.handover.worker.offers import Offers
 from penstock.parts.handover.worker.receiver import Place, Receiver
 from penstock.parts.handover.worker.transports import nixl

@@ -1,0 +1,1 @@
+"""A live view of the scheduler (docs/watching.md), made only while somebody watches."""
