@@ -25,6 +25,7 @@ import zmq
 
 from bench.machine import commit, machine
 from penstock.config import Config, IpcOptions, SchedulerOptions
+from penstock.config.parts import with_parts
 from penstock.core.engine.loop import Engine
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -54,7 +55,7 @@ class Case(NamedTuple):
 def play(ipc: IpcOptions, case: Case, done: Connection) -> None:
     """Be all ranks and a frontend, until killed; only the first rank answers."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    codec: Codec[ToWorker] = Codec(ToWorker)
+    codec: Codec[ToWorker] = Codec(with_parts(ToWorker, "TO_WORKER"))
     frontend = dealer(context, ipc.frontend_address, "frontend-0")
     ranks = [dealer(context, ipc.worker_address, f"worker-{rank}") for rank in range(case.num_ranks)]
 

@@ -6,8 +6,9 @@ from time import monotonic
 import torch
 
 from penstock.gpu_worker.part import Context, WorkerPart
-from penstock.ipc.messages import ExpertTokens, LayerTokens, WorkerHello
+from penstock.ipc.messages import WorkerHello
 from penstock.kernels.experts.held_experts import HeldExperts
+from penstock.parts.experts.messages import ExpertTokens, LayerTokens
 
 _TELL_SECONDS = 2.0
 """Between two messages. Reading the counts waits for the device."""

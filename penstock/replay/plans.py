@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.in_process import InProcessEngine
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import NewRow, PrepareGrammar, StepPlan
+from penstock.ipc.messages import NewRow, StepPlan
+from penstock.parts.grammars.messages import PrepareGrammar
 from penstock.parts.recording.lines import NewSequence, Plan, Result, Worker
 from penstock.parts.recording.reader import Run
 from penstock.replay.outcome import Name, StepOutcome, first_difference

@@ -24,7 +24,7 @@ from penstock.gpu_worker.devices.device import Mark
 from penstock.gpu_worker.part import WorkerPart
 from penstock.ipc import faults
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
+from penstock.parts.disk.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
 from penstock.parts.disk.worker.segment import KEY_BYTES, DamagedError
 from penstock.parts.disk.worker.store import DiskStore
 

@@ -1,8 +1,9 @@
 """Grammars on stages of a pipeline that draw no tokens (all but the last one): they only note which rows have one."""
 
 from penstock.gpu_worker.devices.device import Device
-from penstock.ipc.messages import GrammarPrepared, NewRow, PrepareGrammar
+from penstock.ipc.messages import NewRow
 from penstock.models.files.source import Checkpoint
+from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
 from penstock.parts.grammars.worker.masks import Grammars
 from penstock.parts.grammars.worker.row import GrammarRow
 from penstock.parts.grammars.worker.store import GrammarStore

@@ -29,17 +29,10 @@ from penstock.gpu_worker.devices.device import Device, Download, Int32Array, Int
 from penstock.gpu_worker.models.model import draws_tokens
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.row_part import RowPart, Sent
-from penstock.ipc.messages import (
-    DropGrammar,
-    GrammarPrepared,
-    NewRow,
-    PrepareGrammar,
-    RowError,
-    StepPlan,
-    StepResult,
-)
+from penstock.ipc.messages import NewRow, RowError, StepPlan, StepResult
 from penstock.kernels.sampling.token_masks import mask_tokens
 from penstock.models.files.source import Checkpoint
+from penstock.parts.grammars.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 from penstock.parts.grammars.worker.row import DrawnTokens, GrammarRow, Words
 from penstock.parts.grammars.worker.store import GrammarStore
 

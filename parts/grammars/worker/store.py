@@ -22,9 +22,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from penstock.config import ConfigError
 from penstock.ipc import faults
-from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 from penstock.models.files.source import Checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
 
 log = structlog.get_logger()
 

@@ -16,16 +16,8 @@ from penstock.gpu_worker.part import Context, WorkerPart
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.ipc.addresses import is_tcp
 from penstock.ipc.curve import Doorkeeper
-from penstock.ipc.messages import (
-    KVReceived,
-    KVSource,
-    OfferKV,
-    ReceiveKV,
-    StepResult,
-    StopReceivingKV,
-    WithdrawKV,
-    WorkerHello,
-)
+from penstock.ipc.messages import KVSource, StepResult, WorkerHello
+from penstock.parts.handover.messages import KVReceived, OfferKV, ReceiveKV, StopReceivingKV, WithdrawKV
 from penstock.parts.handover.worker.offers import Offers, Progress
 from penstock.parts.handover.worker.pages import described, kv_layers_done
 from penstock.parts.handover.worker.receiver import Place, Receiver

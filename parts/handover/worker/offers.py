@@ -22,13 +22,13 @@ from torch import Tensor
 from penstock.ipc import sockets
 from penstock.ipc.codec import Codec, MalformedMessage, unpack_int32
 from penstock.ipc.key_file import ChannelKeys
-from penstock.ipc.messages import (
+from penstock.ipc.messages import Message
+from penstock.parts.handover.messages import (
     FollowKV,
     FromReader,
     KVData,
     KVLayers,
     KVPages,
-    Message,
     OfferKV,
     ReadKV,
     UnfollowKV,

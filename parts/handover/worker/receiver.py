@@ -27,14 +27,13 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.ipc import faults, sockets
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.key_file import ChannelKeys
-from penstock.ipc.messages import (
+from penstock.ipc.messages import KVSource, Message
+from penstock.parts.handover.messages import (
     FollowKV,
     KVData,
     KVLayers,
     KVPages,
     KVReceived,
-    KVSource,
-    Message,
     ReceiveKV,
     StopReceivingKV,
     ToReader,

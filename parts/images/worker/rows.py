@@ -16,22 +16,11 @@ from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.made_up_plans import MANY_TOKENS, SOME_TOKENS, Limits, MadeUpRow, made_up_plan
 from penstock.gpu_worker.steps.row_part import RowPart
-from penstock.ipc.messages import (
-    DropEmbedding,
-    EncodeImage,
-    ImageEncoded,
-    NewRow,
-    PixelRef,
-    PixelTensor,
-    RowImage,
-    StepPlan,
-    StepResult,
-    ToWorker,
-    WorkerHello,
-)
+from penstock.ipc.messages import NewRow, PixelRef, PixelTensor, RowImage, StepPlan, StepResult, ToWorker, WorkerHello
 from penstock.models.description.decoder import Decoder
 from penstock.models.vision.grid import GridVision
 from penstock.models.vision.tower import VisionTower
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 from penstock.parts.images.worker.store import EmbeddingStore
 
 EMBEDDING_BYTES = 512 << 20

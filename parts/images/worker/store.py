@@ -10,15 +10,8 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.vision.tower import Tower
 from penstock.ipc import faults, shared_files
-from penstock.ipc.messages import (
-    DropEmbedding,
-    EncodeImage,
-    ImageEncoded,
-    PixelRef,
-    StepPlan,
-    StepResult,
-    ToWorker,
-)
+from penstock.ipc.messages import PixelRef, StepPlan, StepResult, ToWorker
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 from penstock.parts.images.worker.turns import Turns
 
 

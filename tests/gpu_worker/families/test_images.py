@@ -18,7 +18,8 @@ from penstock.gpu_worker.models.loading.vision import positions_by_share
 from penstock.gpu_worker.models.vision.tower import Matrix
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
-from penstock.ipc.messages import AddRequest, EncodeImage, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from penstock.ipc.messages import AddRequest, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from penstock.parts.images.messages import EncodeImage
 from penstock.parts.images.worker.rows import Images
 from penstock.parts.images.worker.store import EmbeddingStore, read_pixels
 from tests.gpu_worker.engine_in_process import schedule

@@ -8,7 +8,8 @@ import pytest
 import zmq
 
 from penstock.gpu_worker.staged_channel import StagedChannel
-from penstock.ipc.messages import DropGrammar, Heartbeat, Message, StepPlan, Welcome
+from penstock.ipc.messages import Heartbeat, Message, StepPlan, Welcome
+from penstock.parts.grammars.messages import DropGrammar
 
 
 class Stage:

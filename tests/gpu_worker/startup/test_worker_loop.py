@@ -19,14 +19,10 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, WorkerLoop
 from penstock.ipc.messages import (
-    EncodeImage,
-    GrammarPrepared,
     Heartbeat,
-    ImageEncoded,
     Message,
     PixelRef,
     PixelTensor,
-    PrepareGrammar,
     Refused,
     SayHello,
     StepPlan,
@@ -36,7 +32,9 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 from penstock.models.files.folder import HuggingFaceFolder
+from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
 from penstock.parts.grammars.worker.masks import Grammars
+from penstock.parts.images.messages import EncodeImage, ImageEncoded
 from penstock.parts.images.worker.rows import Images
 from penstock.parts.images.worker.store import EmbeddingStore
 from penstock.parts.images.worker.turns import Turns

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import KVSource, Message, ReadKV
+from penstock.ipc.messages import KVSource, Message
+from penstock.parts.handover.messages import ReadKV
 from penstock.parts.handover.worker.transports.transport import Pool, Read, Reader, TransportError
 
 MAX_READ_BYTES, MAX_UNDER_WAY = 4 << 20, 4

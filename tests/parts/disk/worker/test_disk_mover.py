@@ -10,7 +10,7 @@ import pytest
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Mark
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
+from penstock.parts.disk.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
 from penstock.parts.disk.worker.identity import Identity
 from penstock.parts.disk.worker.mover import Answer, DiskMover
 from penstock.parts.disk.worker.store import DiskStore, open_store

@@ -12,7 +12,8 @@ import zmq
 
 from penstock.gpu_worker.devices.cpu import shared_zeros
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import KVReceived, KVSource, Message, OfferKV, ReceiveKV
+from penstock.ipc.messages import KVSource, Message
+from penstock.parts.handover.messages import KVReceived, OfferKV, ReceiveKV
 from penstock.parts.handover.worker.offers import Offers
 from penstock.parts.handover.worker.receiver import Place, Receiver
 from penstock.parts.handover.worker.transports.registry import make_transport

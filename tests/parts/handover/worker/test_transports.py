@@ -19,18 +19,8 @@ import zmq
 from penstock.gpu_worker.devices.cpu import shared_zeros
 from penstock.gpu_worker.devices.device import Lane
 from penstock.ipc.codec import Codec, pack_int32, unpack_int32
-from penstock.ipc.messages import (
-    EngineReady,
-    KVData,
-    KVReceived,
-    KVSource,
-    Message,
-    OfferKV,
-    ReadKV,
-    ReceiveKV,
-    StopReceivingKV,
-    ToReader,
-)
+from penstock.ipc.messages import EngineReady, KVSource, Message
+from penstock.parts.handover.messages import KVData, KVReceived, OfferKV, ReadKV, ReceiveKV, StopReceivingKV, ToReader
 from penstock.parts.handover.scheduler.prefill_links import unlike
 from penstock.parts.handover.worker.offers import Offers
 from penstock.parts.handover.worker.receiver import Place, Receiver
