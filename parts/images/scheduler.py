@@ -27,8 +27,9 @@ from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import PART_BESIDE_PROMPTS, Refusal, WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats, Message
+from penstock.ipc.messages import ImageRef, ImageStats, Message
 from penstock.ipc.page_keys import image_marks
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler
