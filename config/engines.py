@@ -37,12 +37,12 @@ def with_own_files(config: Config, number: int) -> Config:
     if config.parallel.data_parallel_size == 1:
         return config
     scheduler, worker, folder = config.scheduler, config.worker, f"engine-{number}"
-    return replace(
+    own = replace(
         config,
         scheduler=replace(
             scheduler,
-            step_trace=_numbered_file(scheduler.step_trace, number),
-            record=_numbered_file(scheduler.record, number),
+            step_trace=numbered_file(scheduler.step_trace, number),
+            record=numbered_file(scheduler.record, number),
         ),
         worker=replace(
             worker,
@@ -50,8 +50,10 @@ def with_own_files(config: Config, number: int) -> Config:
             profile=worker.profile and str(Path(worker.profile) / folder),
         ),
     )
+    return own.with_options(*(options.of_engine(number) for options in config.of_parts()))
 
 
-def _numbered_file(name: str, number: int) -> str:
+def numbered_file(name: str, number: int) -> str:
+    """The file of one of several engines in place of a file that an option names; "" stays so."""
     path = Path(name)
     return name and str(path.with_name(f"{path.stem}-{number}{path.suffix}"))

@@ -5,7 +5,12 @@ the docs are all made from the structs in `groups/`, so they cannot drift apart.
 """
 
 import re
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Self, TypeVar, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.config.groups.base import Options
 from penstock.config.groups.frontend import FrontendOptions
@@ -17,6 +22,7 @@ from penstock.config.groups.scheduling import BatchingName, PreemptionKind, Sche
 from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
 from penstock.config.networks import problem_with_network
 from penstock.config.observing import problem_with_observers
+from penstock.config.part_options import PartOptions, part_options
 from penstock.config.speculative import speculative_config
 from penstock.ipc.addresses import addresses_in, is_tcp
 from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
@@ -42,11 +48,15 @@ __all__ = [
     "channel_keys",
     "check_engines",
     "check_tiers",
+    "option_groups",
     "validate",
 ]
 
 
-class Config(Options, frozen=True):
+_Part = TypeVar("_Part", bound=PartOptions)
+
+
+class Config(Options, frozen=True, dict=True):
     """All options of one launch, by group. Frozen: whoever needs another value makes another Config."""
 
     model: ModelOptions = ModelOptions()
@@ -56,6 +66,34 @@ class Config(Options, frozen=True):
     frontend: FrontendOptions = FrontendOptions()
     ipc: IpcOptions = IpcOptions()
     log: LogOptions = LogOptions()
+    parts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Options of parts, by the part's name, as plain values and without defaults: ask `of` for them."""
+
+    def of(self, kind: type[_Part]) -> _Part:
+        """The options of a part."""
+        found: _Part | None = self._of_parts.get(kind)
+        if found is None:
+            found = self._of_parts[kind] = msgspec.convert(self.parts.get(kind.part, {}), kind)
+        return found
+
+    def of_parts(self) -> tuple[PartOptions, ...]:
+        """The options of all parts that there are."""
+        return tuple(self.of(kind) for kind in part_options().values())
+
+    def with_options(self, *options: PartOptions) -> Self:
+        """Return the same configuration with other options of parts."""
+        parts = self.parts | {each.part: msgspec.json.decode(msgspec.json.encode(each)) for each in options}
+        return replace(self, parts={name: values for name, values in parts.items() if values})
+
+    @cached_property
+    def _of_parts(self) -> dict[type[PartOptions], Any]:
+        return {}
+
+
+def option_groups() -> dict[str, type[Options]]:
+    """All groups of options: the fields of `Config`, then those that parts bring, by the part's name."""
+    own = {name: kind for name, kind in get_type_hints(Config).items() if isinstance(kind, type) and name != "parts"}
+    return {**own, **part_options()}
 
 
 _ANYWHERE = {"0.0.0.0", "::", "*"}
@@ -140,6 +178,9 @@ def validate(config: Config) -> Config:
     for address in filter(None, addresses_in(config.ipc.rendezvous_address)):
         if problem := _problem_with_rendezvous(address, has_keys=bool(config.ipc.channel_key_file)):
             raise ConfigError(f"--rendezvous-address {address!r}{problem}")
+    for options in config.of_parts():
+        if problem := options.problem(config):
+            raise ConfigError(problem)
     channel_keys(config)
     return config
 

@@ -46,3 +46,4 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield "--disk-kv", "which has no lower tier: pages alone are no start"
     if config.parallel.role:
         yield "--role", "which is not handed over: pages alone are no start"
+    yield from filter(None, (options.problem_with_states() for options in config.of_parts()))

@@ -32,6 +32,8 @@ def check_output_files(config: Config) -> None:
             raise ConfigError(f"cannot write a profile into {folder!r}: {error.strerror}") from None
     if folder := config.frontend.data_dir:
         _check_data_dir(Path(folder))
+    for options in config.of_parts():
+        options.check_files()
 
 
 def _check_data_dir(folder: Path) -> None:
