@@ -39,11 +39,7 @@ def with_own_files(config: Config, number: int) -> Config:
     scheduler, worker, folder = config.scheduler, config.worker, f"engine-{number}"
     own = replace(
         config,
-        scheduler=replace(
-            scheduler,
-            step_trace=numbered_file(scheduler.step_trace, number),
-            record=numbered_file(scheduler.record, number),
-        ),
+        scheduler=replace(scheduler, step_trace=numbered_file(scheduler.step_trace, number)),
         worker=replace(
             worker,
             disk_kv=worker.disk_kv and str(Path(worker.disk_kv) / folder),

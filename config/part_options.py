@@ -33,6 +33,11 @@ class PartOptions(Options, frozen=True, omit_defaults=True):
         """Whether an ending engine still has something to write, and so gets more time."""
         return False
 
+    @property
+    def measured_files(self) -> tuple[str, ...]:
+        """Files of what was served, which `penstock simulate --measured` can read; "" among them is none."""
+        return ()
+
     def problem(self, config: "Config") -> str:
         """Why these values cannot work, beyond the bounds of one field; "" if they can. It begins with the flag."""
         return ""

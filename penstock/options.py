@@ -23,9 +23,6 @@ _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_reque
 _APART_ONLY = frozenset(
     (
         "step_trace",
-        "record",
-        "record_mib",
-        "record_prompts",
         "queue_patience",
         "overload_order",
         "queue_timeout",

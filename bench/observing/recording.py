@@ -15,9 +15,10 @@ from array import array
 from pathlib import Path
 
 from bench.scheduling.scheduler import add_requests, answer, make_scheduler
-from penstock.config import Config, SchedulerOptions
+from penstock.config import Config
 from penstock.core.recording.recorder import Recorder
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
+from penstock.parts.recording.options import RecordingOptions
 
 
 def time_steps(num_rows: int, num_steps: int, recorder: Recorder, path: Path) -> tuple[float, float, float]:
@@ -71,7 +72,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording"
-        recorder = Recorder(Config(scheduler=SchedulerOptions(record=str(path), record_mib=1 << 12)))
+        recorder = Recorder(Config().with_options(RecordingOptions(record=str(path), record_mib=1 << 12)))
         before = time.process_time() - time.thread_time()
         print(f"{'rows':>8} {'scheduler us':>14} {'recorder us':>14} {'bytes':>8}")
         for num_rows in (1, 64, 256):

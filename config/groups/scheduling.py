@@ -158,25 +158,3 @@ class SchedulerOptions(Options, frozen=True):
     step_trace: Annotated[
         str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
     ] = ""
-    record: Annotated[
-        str,
-        Meta(
-            description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
-            " reads. Empty: no recording."
-        ),
-        Shown("PATH", "write down what happens, for `penstock replay`"),
-    ] = ""
-    record_mib: Annotated[
-        int,
-        Meta(
-            description="Size of the recording in MiB, over all its files. The oldest lines are dropped for new ones.",
-            ge=1,
-        ),
-    ] = 256
-    record_prompts: Annotated[
-        bool,
-        Meta(
-            description="Record the tokens of prompts and outputs too, without which nothing can be computed again. "
-            "Whoever reads the file then reads what users wrote."
-        ),
-    ] = False

@@ -27,6 +27,7 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 from penstock.ipc.messages.watching import Question
+from penstock.parts.recording.options import RecordingOptions
 
 
 class Observers:
@@ -36,7 +37,7 @@ class Observers:
         """`channel`: to the frontends."""
         options = config.scheduler
         self.trace = StepTrace(options.step_trace) if options.step_trace else None
-        self.recorder = Recorder(config) if options.record else None
+        self.recorder = Recorder(config) if config.of(RecordingOptions).record else None
         self.feed: Feed | None = None
         self.want_records = self.trace is not None
         """Whether steps must be planned with records."""

@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 
 from penstock.config import Config, ConfigError
-from penstock.core.recording.writer import may_hold_recording
 
 _TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this
 
 
 def check_output_files(config: Config) -> None:
-    """Make sure that the step trace, the recording, the profile and --data-dir can be written.
+    """Make sure that the step trace, the profile, files of parts and --data-dir can be written.
 
     Raises:
         ConfigError: naming the file and the system's reason.
@@ -20,8 +19,6 @@ def check_output_files(config: Config) -> None:
             _try_to_write(Path(path))
         except OSError as error:
             raise ConfigError(f"cannot write the step trace {path!r}: {error.strerror}") from None
-    if path := config.scheduler.record:
-        _check_recording(Path(path))
     if folder := config.worker.profile:
         trial = Path(folder) / ".trial"
         try:
@@ -47,25 +44,6 @@ def _check_data_dir(folder: Path) -> None:
             trial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--data-dir {str(folder)!r} cannot be used: {error.strerror}") from None
-
-
-def _check_recording(path: Path) -> None:
-    """Continue an existing recording; never change any other file. Pipes and devices are not tried."""
-    if path.exists() and not path.is_file():
-        return
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if may_hold_recording(path):
-                size = os.fstat(file).st_size
-                os.pwrite(file, _TRIAL, size)
-                os.ftruncate(file, size)
-                return
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise ConfigError(f"cannot write the recording {str(path)!r}: {error.strerror}") from None
-    raise ConfigError(f"--record {str(path)!r}: this file is there and is no recording")
 
 
 def _try_to_write(path: Path) -> None:

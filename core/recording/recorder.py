@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.config import Config
+from penstock.config.groups.base import Options
 from penstock.core.recording.lines import (
     PAGE_DIGEST_BYTES,
     VERSION,
@@ -35,7 +36,6 @@ from penstock.core.recording.lines import (
     encoded,
     told,
 )
-from penstock.core.recording.writer import NUM_PARTS, RecordingWriter
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.sequence import Owner, Sequence
@@ -56,6 +56,8 @@ from penstock.ipc.messages import (
 )
 from penstock.ipc.page_keys import image_marks
 from penstock.ipc.version import VERSION as PROGRAM
+from penstock.parts.recording.options import RecordingOptions
+from penstock.parts.recording.writer import NUM_PARTS, RecordingWriter
 
 _PROMPT_DIGEST_BYTES = 16
 _TELLING = ("grammar", "grammar_bytes", "bad_words", "logit_bias", "allowed_token_ids")
@@ -78,7 +80,7 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         """Begin a run at the end of the file that the options name."""
-        options = config.scheduler
+        options = config.of(RecordingOptions)
         self._has_tokens = options.record_prompts
         self._max_part_bytes = (options.record_mib << 20) // NUM_PARTS
         self._writer = RecordingWriter(Path(options.record))
@@ -90,14 +92,15 @@ class Recorder:
         self._num_preemptions = 0
         self._num_lost = 0  # as recorded in the file
         self._worker: Worker | None = None
-        groups = {"model": config.model, "scheduler": options, "worker": config.worker}
+        groups: dict[str, Options] = {"model": config.model, "scheduler": config.scheduler, "worker": config.worker}
+        groups |= {each.part: each for each in config.of_parts() if each.beside in groups}
         self._header = Header(
             version=VERSION,
             run=os.urandom(8).hex(),
             part=0,
             unix_time=round(time(), 6),
             program=PROGRAM,
-            options={name: msgspec.to_builtins(group) for name, group in groups.items()},
+            options={name: msgspec.structs.asdict(group) for name, group in groups.items()},
             has_tokens=self._has_tokens,
         )
         if self._writer.part_bytes >= self._max_part_bytes:
