@@ -36,10 +36,9 @@ def with_own_files(config: Config, number: int) -> Config:
     """Give one of several engines its own files: folders get a subfolder, files a number before their suffix."""
     if config.parallel.data_parallel_size == 1:
         return config
-    scheduler, worker, folder = config.scheduler, config.worker, f"engine-{number}"
+    worker, folder = config.worker, f"engine-{number}"
     own = replace(
         config,
-        scheduler=replace(scheduler, step_trace=numbered_file(scheduler.step_trace, number)),
         worker=replace(
             worker,
             disk_kv=worker.disk_kv and str(Path(worker.disk_kv) / folder),

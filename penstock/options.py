@@ -22,7 +22,6 @@ _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_reque
 
 _APART_ONLY = frozenset(
     (
-        "step_trace",
         "queue_patience",
         "overload_order",
         "queue_timeout",

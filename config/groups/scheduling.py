@@ -155,6 +155,3 @@ class SchedulerOptions(Options, frozen=True):
             ge=1,
         ),
     ] = 64
-    step_trace: Annotated[
-        str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
-    ] = ""

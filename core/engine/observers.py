@@ -35,9 +35,9 @@ class Observers:
 
     def __init__(self, config: Config, channel: Broadcaster) -> None:
         """`channel`: to the frontends."""
-        options = config.scheduler
+        options = config.of(RecordingOptions)
         self.trace = StepTrace(options.step_trace) if options.step_trace else None
-        self.recorder = Recorder(config) if config.of(RecordingOptions).record else None
+        self.recorder = Recorder(config) if options.record else None
         self.feed: Feed | None = None
         self.want_records = self.trace is not None
         """Whether steps must be planned with records."""

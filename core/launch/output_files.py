@@ -4,26 +4,20 @@ import os
 from pathlib import Path
 
 from penstock.config import Config, ConfigError
-
-_TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this
+from penstock.config.writable import try_to_write
 
 
 def check_output_files(config: Config) -> None:
-    """Make sure that the step trace, the profile, files of parts and --data-dir can be written.
+    """Make sure that the profile, --data-dir and the files of parts can be written.
 
     Raises:
         ConfigError: naming the file and the system's reason.
     """
-    if path := config.scheduler.step_trace:
-        try:
-            _try_to_write(Path(path))
-        except OSError as error:
-            raise ConfigError(f"cannot write the step trace {path!r}: {error.strerror}") from None
     if folder := config.worker.profile:
         trial = Path(folder) / ".trial"
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            _try_to_write(trial)
+            try_to_write(trial)
             trial.unlink()
         except OSError as error:
             raise ConfigError(f"cannot write a profile into {folder!r}: {error.strerror}") from None
@@ -39,16 +33,8 @@ def _check_data_dir(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            _try_to_write(trial)
+            try_to_write(trial)
         finally:
             trial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--data-dir {str(folder)!r} cannot be used: {error.strerror}") from None
-
-
-def _try_to_write(path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(_TRIAL)
-        file.flush()
-        if file.seekable():
-            file.truncate(0)

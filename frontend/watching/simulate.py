@@ -142,7 +142,5 @@ def _why(said: str, path: Path) -> str:
 
 
 def _recordings(service: Service) -> dict[str, Path]:
-    config = service.config
-    names = (config.scheduler.step_trace, *(name for part in config.of_parts() for name in part.measured_files))
-    paths = [Path(each) for each in names if each]
+    paths = [Path(each) for part in service.config.of_parts() for each in part.measured_files if each]
     return {path.name: path for path in paths if path.is_file() and os.access(path, os.R_OK)}

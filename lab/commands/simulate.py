@@ -40,9 +40,10 @@ from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
 from penstock.lab.simulation.table import table
+from penstock.parts.recording.options import RecordingOptions
 
 _GROUPS = ("scheduler", "worker", "model")
-_BESIDE = {"max_model_len", "num_pages", "host_kv_gib"}
+_BESIDE = {"max_model_len", "num_pages", "host_kv_gib", "step_trace"}
 """Options outside the scheduler's group that a simulation honours."""
 
 
@@ -152,7 +153,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
 
 def _check_served(config: Config) -> None:
     """Refuse what other people's options may not do here: write files and run modules."""
-    if config.scheduler.step_trace:
+    if config.of(RecordingOptions).step_trace:
         raise ConfigError("--step-trace writes a file, which a simulation on a server may not")
     if config.scheduler.scheduling_policy not in POLICIES:
         raise ConfigError(f"--scheduling-policy must be {', '.join(POLICIES)} in a simulation on a server")

@@ -11,9 +11,8 @@ from penstock.config.engines import numbered_file
 from penstock.config.groups.base import Shown
 from penstock.config.options import Config, ConfigError
 from penstock.config.part_options import PartOptions
+from penstock.config.writable import TRIAL, try_to_write
 from penstock.parts.recording.writer import may_hold_recording
-
-_TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this
 
 
 class RecordingOptions(PartOptions, frozen=True):
@@ -22,8 +21,11 @@ class RecordingOptions(PartOptions, frozen=True):
     part: ClassVar[str] = "recording"
     title: ClassVar[str] = "Recording"
     beside: ClassVar[str] = "scheduler"
-    apart_only: ClassVar[frozenset[str]] = frozenset(("record", "record_mib", "record_prompts"))
+    apart_only: ClassVar[frozenset[str]] = frozenset(("record", "record_mib", "record_prompts", "step_trace"))
 
+    step_trace: Annotated[
+        str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
+    ] = ""
     record: Annotated[
         str,
         Meta(
@@ -49,19 +51,26 @@ class RecordingOptions(PartOptions, frozen=True):
 
     @property
     def measured_files(self) -> tuple[str, ...]:
-        """The recording."""
-        return (self.record,)
+        """The recording and the step trace."""
+        return (self.record, self.step_trace)
 
     def problem(self, config: Config) -> str:
         """Prompts are recorded in a recording."""
         return "--record-prompts has no effect without --record FILE" if self.record_prompts and not self.record else ""
 
     def of_engine(self, number: int) -> Self:
-        """With a file of its own."""
-        return replace(self, record=numbered_file(self.record, number))
+        """With files of its own."""
+        return replace(
+            self, record=numbered_file(self.record, number), step_trace=numbered_file(self.step_trace, number)
+        )
 
     def check_files(self) -> None:
-        """Make sure that the recording can be written."""
+        """Make sure that both can be written."""
+        if path := self.step_trace:
+            try:
+                try_to_write(Path(path))
+            except OSError as error:
+                raise ConfigError(f"cannot write the step trace {path!r}: {error.strerror}") from None
         if self.record:
             _check_recording(Path(self.record))
 
@@ -75,7 +84,7 @@ def _check_recording(path: Path) -> None:
         try:
             if may_hold_recording(path):
                 size = os.fstat(file).st_size
-                os.pwrite(file, _TRIAL, size)
+                os.pwrite(file, TRIAL, size)
                 os.ftruncate(file, size)
                 return
         finally:
