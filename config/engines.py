@@ -36,16 +36,9 @@ def with_own_files(config: Config, number: int) -> Config:
     """Give one of several engines its own files: folders get a subfolder, files a number before their suffix."""
     if config.parallel.data_parallel_size == 1:
         return config
-    worker, folder = config.worker, f"engine-{number}"
-    own = replace(
-        config,
-        worker=replace(
-            worker,
-            disk_kv=worker.disk_kv and str(Path(worker.disk_kv) / folder),
-            profile=worker.profile and str(Path(worker.profile) / folder),
-        ),
-    )
-    return own.with_options(*(options.of_engine(number) for options in config.of_parts()))
+    worker = config.worker
+    worker = replace(worker, profile=worker.profile and str(Path(worker.profile) / f"engine-{number}"))
+    return replace(config, worker=worker).with_options(*(options.of_engine(number) for options in config.of_parts()))
 
 
 def numbered_file(name: str, number: int) -> str:

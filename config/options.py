@@ -116,12 +116,6 @@ def validate(config: Config) -> Config:
     page_size = config.scheduler.page_size
     if page_size & (page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, got {page_size}")
-    if bool(config.worker.disk_kv) != bool(config.worker.disk_kv_gib):
-        raise ConfigError("--disk-kv FOLDER and --disk-kv-gib SIZE need each other")
-    if config.worker.disk_kv and config.parallel.num_ranks > 1:
-        raise ConfigError(
-            f"--disk-kv: an engine of {config.parallel.num_ranks} workers has no disk tier; --host-kv-gib works"
-        )
     try:
         speculative = speculative_config(config.worker.speculative_config)
     except ValueError as error:

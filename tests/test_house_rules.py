@@ -34,6 +34,9 @@ PART_MAY_IMPORT = {
 }
 """File of a part, named after its process -> what it may import besides its own part."""
 ON_THE_WAY = {
+    "gpu_worker/startup/disk_tier.py": "disk",
+    "gpu_worker/startup/pool.py": "disk",
+    "gpu_worker/startup/start.py": "disk",
     "core/recording": "recording",
     "core/engine/observers.py": "recording",
 }

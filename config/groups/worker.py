@@ -89,19 +89,6 @@ class WorkerOptions(Options, frozen=True):
         ),
         Shown(line="host memory for KV pages that do not fit the pool"),
     ] = 0.0
-    disk_kv: Annotated[
-        str,
-        Meta(
-            description="Folder for KV pages of prefixes that are long or were used again: they survive a restart. Its "
-            "files reveal prompts to whoever can read them. Needs --disk-kv-gib. Empty: none."
-        ),
-        Shown("PATH", "folder for KV pages that survive a restart"),
-    ] = ""
-    disk_kv_gib: Annotated[
-        float,
-        Meta(description="Most disk space for this model's KV pages in --disk-kv, in GiB.", ge=0.0),
-        Shown(line="most disk space for --disk-kv"),
-    ] = 0.0
     num_threads: Annotated[
         int,
         Meta(

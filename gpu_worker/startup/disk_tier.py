@@ -11,6 +11,7 @@ from penstock.gpu_worker.disk.mover import DiskMover, HostPages
 from penstock.gpu_worker.disk.store import open_store
 from penstock.gpu_worker.state.kv_pool import PageGroup
 from penstock.ipc.messages import WorkerHello
+from penstock.parts.disk.options import DiskOptions
 
 log = structlog.get_logger()
 
@@ -22,7 +23,7 @@ _PATIENCE = 2.0
 
 def staging_bytes(config: Config, page_bytes: int, max_model_len: int) -> int:
     """Return the host memory that stages pages for the disk if there is no host tier: room for one long sequence."""
-    if not config.worker.disk_kv or config.worker.host_kv_gib:
+    if not config.of(DiskOptions).disk_kv or config.worker.host_kv_gib:
         return 0
     num_pages = max(64, -(-max_model_len // config.scheduler.page_size))
     return max(page_bytes, min(num_pages * page_bytes, _MAX_STAGING))
@@ -46,5 +47,6 @@ def open_disk(config: Config, hello: WorkerHello, groups: Sequence[PageGroup], h
         page_bytes=hello.page_bytes,
         arithmetic=hello.arithmetic,
     )
-    store = open_store(Path(config.worker.disk_kv), identity, int(config.worker.disk_kv_gib * _GIB), _PATIENCE)
+    options = config.of(DiskOptions)
+    store = open_store(Path(options.disk_kv), identity, int(options.disk_kv_gib * _GIB), _PATIENCE)
     return None if store is None else DiskMover(store, host)

@@ -16,6 +16,7 @@ from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_na
 from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.models.state_limits import num_snapshots
+from penstock.parts.disk.options import DiskOptions
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     if device.torch_device.type == "cuda":
         budget -= 0 if loaded.tower is None else EMBEDDING_BYTES
         budget -= int(worker.state_snapshots_gib * _GIB) if takes_snapshots else 0
-    if (worker.host_kv_gib or worker.disk_kv) and device.lanes() is not None:
+    if (worker.host_kv_gib or config.of(DiskOptions).disk_kv) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, loaded.kv_type))
     draft_page_bytes = 0 if drafter is None else drafter.page_bytes
     size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)

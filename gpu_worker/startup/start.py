@@ -32,6 +32,7 @@ from penstock.gpu_worker.startup.warm_up import Limits, warm_up
 from penstock.gpu_worker.state.kv_pool import KVPool, PoolSize
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import WorkerHello
+from penstock.parts.disk.options import DiskOptions
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.steps.stage_runner import StageRunner
@@ -88,7 +89,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     loaded.ledger.tell(plan.activations)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)
     disk = None
-    if config.worker.disk_kv:
+    if config.of(DiskOptions).disk_kv:
         disk = None if runner.host_pages is None else open_disk(config, hello, plan.groups, runner.host_pages)
         failed = ("disk",) if disk is None else ()
         num_places = 0 if disk is None else disk.num_places

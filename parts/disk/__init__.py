@@ -1,0 +1,1 @@
+"""KV pages in files, which survive a restart."""
