@@ -18,11 +18,9 @@ def of_engine(config: Config, number: int) -> Config:
     and perhaps a role of its own."""
     if config.parallel.data_parallel_size == 1:
         return config
-    ipc, parallel = config.ipc, config.parallel
-    role = parallel.role[number : number + 1] if len(parallel.role) > 1 else parallel.role
+    ipc = config.ipc
     return replace(
         with_own_files(config, number),
-        parallel=replace(parallel, role=role),
         ipc=replace(
             ipc,
             frontend_address=addresses_in(ipc.frontend_address)[number],

@@ -49,6 +49,7 @@ __all__ = [
     "check_engines",
     "check_tiers",
     "option_groups",
+    "problem_with_keys",
     "validate",
 ]
 
@@ -126,15 +127,6 @@ def validate(config: Config) -> Config:
         )
     if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
         raise ConfigError("--pipeline-layers has no effect without --pipeline-parallel-size")
-    if config.parallel.role and config.parallel.pipeline_parallel_size > 1:
-        raise ConfigError("--role: pages cannot be handed over between pipelines; --tensor-parallel-size can be more")
-    if config.parallel.role and not config.scheduler.enable_prefix_caching:
-        raise ConfigError("--role needs the prefix cache, in which pages of other engines arrive")
-    if len(config.parallel.role) not in (0, 1, config.parallel.data_parallel_size):
-        raise ConfigError(
-            f"--role {','.join(config.parallel.role)}: one role for all engines or one for each of the "
-            f"--data-parallel-size {config.parallel.data_parallel_size}"
-        )
     if config.scheduler.batch_size and config.scheduler.batching == "continuous":
         raise ConfigError(
             f"--batch-size {config.scheduler.batch_size} is for --batching static, dynamic or length-aware; the limit "
@@ -160,13 +152,9 @@ def validate(config: Config) -> Config:
     for flag, address in (
         ("--frontend-address", config.ipc.frontend_address),
         ("--worker-address", config.ipc.worker_address),
-        ("--kv-transfer-address", config.parallel.kv_transfer_address),
     ):
-        if any(map(is_tcp, addresses_in(address))) and not config.ipc.channel_key_file:
-            raise ConfigError(
-                f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
-                "without keys anybody who reaches it could send and read messages"
-            )
+        if problem := problem_with_keys(flag, address, config):
+            raise ConfigError(problem)
     for address in filter(None, addresses_in(config.ipc.rendezvous_address)):
         if problem := _problem_with_rendezvous(address, has_keys=bool(config.ipc.channel_key_file)):
             raise ConfigError(f"--rendezvous-address {address!r}{problem}")
@@ -175,6 +163,16 @@ def validate(config: Config) -> Config:
             raise ConfigError(problem)
     channel_keys(config)
     return config
+
+
+def problem_with_keys(flag: str, address: str, config: Config) -> str:
+    """Why an option's addresses, with commas between them, are unsafe without keys; "" if they are not."""
+    if config.ipc.channel_key_file or not any(map(is_tcp, addresses_in(address))):
+        return ""
+    return (
+        f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
+        "without keys anybody who reaches it could send and read messages"
+    )
 
 
 def _problem_with_rendezvous(address: str, *, has_keys: bool) -> str:

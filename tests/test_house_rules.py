@@ -34,13 +34,13 @@ PART_MAY_IMPORT = {
 }
 """File of a part, named after its process -> what it may import besides its own part."""
 ON_THE_WAY = {
-    "gpu_worker/startup/disk_tier.py": "disk",
-    "gpu_worker/startup/pool.py": "disk",
-    "gpu_worker/startup/start.py": "disk",
-    "core/recording": "recording",
-    "core/engine/observers.py": "recording",
+    "core/engine/observers.py": {"recording"},
+    "core/engine/roles.py": {"handover"},
+    "core/recording": {"recording"},
+    "gpu_worker/handover": {"handover"},
+    "gpu_worker/startup": {"disk", "handover"},
 }
-"""File or folder of the spine that is going to lie in a part -> that part, which it may import until then."""
+"""File or folder of the spine that is going to lie in parts -> those parts, which it may import until then."""
 FLOORS = {
     "core": (
         "kv", "sequences", "steps", "policies", "batching", "scheduling", "recording", "watching", "engine", "launch",
@@ -76,8 +76,8 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def own_parts(path: Path) -> set[str]:
     """The parts in which a file of the spine is going to lie, as modules without `penstock.`."""
-    name = str(path.relative_to(ROOT))
-    return {f"parts.{part}" for place, part in ON_THE_WAY.items() if name == place or name.startswith(place + "/")}
+    name = str(path.relative_to(ROOT)) + "/"
+    return {f"parts.{part}" for place, own in ON_THE_WAY.items() if name.startswith(place + "/") for part in own}
 
 
 PACKAGES = sources("penstock", *MAY_IMPORT, "bench", "demo", "deploy", "lab")

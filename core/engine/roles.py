@@ -21,6 +21,7 @@ from penstock.ipc.messages import (
     SequenceDelta,
     WorkerHello,
 )
+from penstock.parts.handover.options import HandoverOptions
 
 log = structlog.get_logger()
 
@@ -37,7 +38,8 @@ class Roles:
         changed: Callable[[], None],
     ) -> None:
         """`send` sends to all workers; False if there are none. `changed`: called when there may be something to do."""
-        self.role: Role = config.parallel.role[0] if config.parallel.role else ""
+        role = config.of(HandoverOptions).role
+        self.role: Role = role[0] if role else ""
         self._links = PrefillLinks(context, config, keys, self) if self.role else None
         self._send = send
         self._changed = changed

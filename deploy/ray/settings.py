@@ -23,13 +23,16 @@ _NOT_OURS = {
         *("host", "port", "admin_port", "admin_host", "num_frontends", "tls_certificate", "tls_key"),
         *("head_timeout", "body_timeout", "slow_reader_timeout", "max_connections"),
     },
-    "parallel": {"data_parallel_size", "role"},
+    "parallel": {"data_parallel_size"},
+    "handover": {"role"},
 }
 """Options without effect here: Serve has the HTTP server and the number of engines, and addresses are chosen."""
 
+_REPLICAS = "engines are replicas here, each for itself: use min_engines and max_engines"
 _WHY = {
     "frontend": "Ray Serve has the HTTP server: see its http_options",
-    "parallel": "engines are replicas here, each for itself: use min_engines and max_engines",
+    "parallel": _REPLICAS,
+    "handover": _REPLICAS,
     "ipc": "the application chooses addresses and keys itself",
 }
 

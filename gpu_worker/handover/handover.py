@@ -30,6 +30,7 @@ from penstock.ipc.messages import (
     WithdrawKV,
     WorkerHello,
 )
+from penstock.parts.handover.options import HandoverOptions
 
 Order = OfferKV | WithdrawKV | ReceiveKV | StopReceivingKV
 
@@ -43,12 +44,12 @@ class Handover(WorkerPart):
         self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model, device: Device
     ) -> None:
         """Raises ConfigError if the wanted transport or address cannot be used."""
-        keys, lanes = channel_keys(config), device.lanes()
+        keys, lanes, wanted = channel_keys(config), device.lanes(), config.of(HandoverOptions).kv_transport
         pool = Pool(kv.blocks, kv.shared, None if lanes is None else lanes[1])
         try:
-            transports = make_transports(config.parallel.kv_transport, pool)
+            transports = make_transports(wanted, pool)
         except TransportError as error:
-            raise ConfigError(f"--kv-transport {config.parallel.kv_transport}: {error}") from None
+            raise ConfigError(f"--kv-transport {wanted}: {error}") from None
         address = _address(config, rank)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorkeeper = Doorkeeper(self._context, keys) if keys is not None and is_tcp(address) else None
@@ -113,7 +114,7 @@ class Handover(WorkerPart):
 
 def _address(config: Config, rank: Rank) -> str:
     """The address to which this rank's readers connect."""
-    wanted, worker = config.parallel.kv_transfer_address, config.ipc.worker_address
+    wanted, worker = config.of(HandoverOptions).kv_transfer_address, config.ipc.worker_address
     if wanted:
         parts = urlsplit(wanted)
         return f"tcp://{parts.hostname}:{parts.port + rank.number if parts.port else '*'}"

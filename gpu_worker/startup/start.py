@@ -33,6 +33,7 @@ from penstock.gpu_worker.state.kv_pool import KVPool, PoolSize
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import WorkerHello
 from penstock.parts.disk.options import DiskOptions
+from penstock.parts.handover.options import HandoverOptions
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.steps.stage_runner import StageRunner
@@ -95,7 +96,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         num_places = 0 if disk is None else disk.num_places
         hello = replace(hello, num_disk_places=num_places, failed_tiers=hello.failed_tiers + failed)
     handover = None
-    if config.parallel.role:
+    if config.of(HandoverOptions).role:
         handover = Handover(config, rank, hello, kv, model, loaded.device)
         hello = replace(hello, kv_sources=(handover.source,))
     stage = open_stage(config, runner, ranks, loaded.device)

@@ -2,8 +2,8 @@
 
 import structlog
 
-from penstock.config.groups.parallel import KVTransportName
 from penstock.gpu_worker.handover.transports.transport import Pool, Transport, TransportError
+from penstock.parts.handover.options import KVTransportName
 
 log = structlog.get_logger()
 

@@ -1,0 +1,1 @@
+"""Prompts that one engine computes and another one goes on with."""
