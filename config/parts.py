@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 GROUP = "penstock.parts"
 """Entry points of other distributions, and the package of our own parts."""
@@ -51,6 +51,16 @@ def brought(file: str, base: type[_Base]) -> tuple[type[_Base], ...]:
     return tuple(kind for kind in _listed(file, "PARTS") if issubclass(kind, base))
 
 
+def metrics() -> tuple[Any, ...]:
+    """What `/metrics` shows of engines' parts: `METRICS` of their `metrics.py`."""
+    return _listed("metrics", "METRICS")
+
+
 def messages(direction: str) -> tuple[type, ...]:
     """What parts say in a direction: `TO_WORKER`, `FROM_WORKER`, `TO_FRONTEND` or `FROM_FRONTEND` of `messages.py`."""
     return _listed("messages", direction)
+
+
+def with_parts(spine: Any, direction: str) -> Any:
+    """A union of messages, with those that parts say in a direction (as in `messages`)."""
+    return Union[(spine, *messages(direction))]

@@ -131,7 +131,7 @@ class AsyncLLM:
                 router = router_for(self.config, len(links), metrics.registry)
                 book = RequestBook(links, self.config.scheduler, router)
                 self._service = Service(self.config, model, book, metrics)
-                await self._service.learn()
+                await self._service.start()
                 await self._service.engine.wait_ready(_READY_SECONDS)
             return self._service
 

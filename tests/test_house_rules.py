@@ -46,8 +46,8 @@ FLOORS = {
         "kv", "sequences", "steps", "policies", "batching", "scheduling", "recording", "watching", "engine", "launch",
     ),
     "frontend": (
-        "ground", "storage", "exchange", "streams", "text", "images", "parsing", "engine", "grammars", "validation",
-        "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
+        "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",
+        "validation", "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": (
         "part", "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover",
@@ -126,6 +126,7 @@ def test_a_part_keeps_its_processes_apart(path: Path) -> None:
             assert more[0] == part, f"{path} imports {name}, of another part"
             assert more[1] not in others, f"{path} imports {name}, which runs in another process"
         elif root == "penstock":
+            assert (folder, more[0]) != ("frontend", "http"), f"{path} imports {name}, which imports parts"
             assert folder in PART_MAY_IMPORT.get(file, {"ipc", "config", "models"}), f"{path} imports {name}"
 
 

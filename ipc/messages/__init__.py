@@ -20,6 +20,8 @@ Directions (in `frontend.py` and `worker.py`; `base.py` has what both share, `im
 
 from penstock.ipc.messages.base import (
     PROTOCOL_VERSION,
+    AnyAnswer,
+    AnyQuestion,
     Buffer,
     ErrorCode,
     FinishReason,
@@ -163,6 +165,8 @@ __all__ = [
     "TO_HOST",
     "AbortRequest",
     "AddRequest",
+    "AnyAnswer",
+    "AnyQuestion",
     "Buffer",
     "CacheEvents",
     "CacheMiss",

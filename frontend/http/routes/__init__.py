@@ -1,7 +1,7 @@
 """The routes, declared once: listeners and the API's description (`openapi.py`) are generated from them.
 
-There is one file for each API. To add an API, put its handlers into a folder of their own, and add a file here and a
-line below.
+There is one file for each API, and parts bring routes of their own (`FrontendPart.routes`). To add an API, put its
+handlers into a folder of their own, and add a file here and a line below, or make it a part.
 """
 
 from penstock.frontend.api.service import Service
@@ -22,6 +22,7 @@ from penstock.frontend.http.routes import (
     watching,
     web,
 )
+from penstock.frontend.part import routes_of_parts
 
 
 async def _show_openapi(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -42,5 +43,6 @@ ROUTES: tuple[Route, ...] = (
     *open_inference.ROUTES,
     *watching.ROUTES,
     *web.ROUTES,
+    *routes_of_parts(),
     Route("GET", "/openapi.json", _show_openapi, "This description", errors=(500,)),
 )
