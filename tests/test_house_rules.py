@@ -47,7 +47,7 @@ FLOORS = {
     ),
     "frontend": (
         "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",
-        "validation", "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
+        "validation", "api", "embeddings", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": (
         "part", "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover",

@@ -19,7 +19,6 @@ from penstock.frontend.http.routes import (
     operations,
     responses,
     streams,
-    watching,
     web,
 )
 from penstock.frontend.part import routes_of_parts
@@ -41,7 +40,6 @@ ROUTES: tuple[Route, ...] = (
     *batches.ROUTES,
     *operations.ROUTES,
     *open_inference.ROUTES,
-    *watching.ROUTES,
     *web.ROUTES,
     *routes_of_parts(),
     Route("GET", "/openapi.json", _show_openapi, "This description", errors=(500,)),

@@ -2,7 +2,7 @@
 
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import READS_BODY
-from penstock.frontend.watching import handlers, shapes, simulate
+from penstock.parts.watching.frontend import handlers, shapes, simulate
 
 _ENGINE = ("engine", "string")
 

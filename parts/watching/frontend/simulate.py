@@ -20,7 +20,7 @@ from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, Overloaded, SimulationFailed
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.watching.shapes import SIMULATION, RecordingList, RecordingShape, SimulationRequest
+from penstock.parts.watching.frontend.shapes import SIMULATION, RecordingList, RecordingShape, SimulationRequest
 
 MAX_SECONDS = 120.0
 MAX_MEMORY = 4 << 30

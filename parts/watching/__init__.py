@@ -1,0 +1,1 @@
+"""What schedulers do, shown while somebody watches."""
