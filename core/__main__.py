@@ -65,7 +65,7 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event, hurry: asy
         if not failed:
             await _drain(engine, hurry)
         watch.cancel()
-        await engine.write_pages()
+        await engine.finish()
         alive.cancel()
     engine.close()
     return 1 if failed else 0

@@ -50,3 +50,6 @@ class WorkerPart:
             coming: what the loop does next. It is for the part to let a `StepPlan` go first.
         """
         return None
+
+    def close(self) -> None:
+        """The worker ends."""

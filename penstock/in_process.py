@@ -16,15 +16,13 @@ import numpy as np
 
 from penstock.config import Config, ConfigError
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.core.scheduling.orders import Orders, has_orders, take_orders
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
-from penstock.gpu_worker.disk.mover import DiskMover
-from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import (
     AddRequest,
+    Message,
     SamplingParams,
     SequenceDelta,
     StepPlan,
@@ -33,11 +31,10 @@ from penstock.ipc.messages import (
 
 OWNER = b"in process"
 
-_LOOK_SECONDS = 0.0005  # between two checks of what the disk has done
-_MOST_SECONDS = 0.05  # longest wait for the disk while there is nothing to compute
-_LISTING_SECONDS = 5.0  # longest wait for the list of what the disk holds, at the start
-_IMAGE_SECONDS = 0.005  # of each step, for images that are being encoded
-_WRITING_SECONDS = 5.0  # longest wait for pages to be written when all else is done
+_LOOK_SECONDS = 0.0005  # between two checks of what the parts have done
+_MOST_SECONDS = 0.05  # longest wait for them while there is nothing to compute
+_BEGIN_SECONDS = 5.0  # longest wait for what they do at the start, such as listing what a disk holds
+_FINISH_SECONDS = 5.0  # longest wait for what they do when all else is done, such as writing pages
 
 
 class Step(NamedTuple):
@@ -64,19 +61,20 @@ class InProcessEngine:
                 "and `AsyncLLM` start several"
             )
         started = start(config)
-        self.runner, self.hello, self._disk = started.runner, started.hello, started.disk
+        self.runner, self.hello, self._parts = started.runner, started.hello, started.parts
+        self._orders = {kind: part for part in self._parts for kind in part.orders}
         self.start_seconds = time.perf_counter() - began
-        self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_added = 0
-        if self._disk is not None:
-            self._disk.begin()
-            self._exchange_pages(self._disk, seconds=_LISTING_SECONDS)
+        for part in self._parts:
+            part.begin()
+        self._exchange([], seconds=_BEGIN_SECONDS)
 
     def close(self) -> None:
-        """Release what this engine holds exclusively, apart from memory: the folder of a disk tier."""
-        if self._disk is not None:
-            self._disk.close()
+        """Release what this engine holds exclusively, apart from memory."""
+        for part in self._parts:
+            part.close()
 
     @property
     def has_work(self) -> bool:
@@ -104,32 +102,20 @@ class InProcessEngine:
         """Launch as many steps as the pipeline takes, and wait for the oldest one.
 
         The result has no plan if there is nothing to compute: no requests, only paused ones, or only those of a batch
-        that must not begin yet (`seconds_to_wait`). If all requests wait for grammars to be prepared, this call waits,
-        too.
+        that must not begin yet (`seconds_to_wait`). If all requests wait for what the worker makes beside its steps,
+        such as grammars, this call waits, too.
         """
         scheduler, deltas = self.scheduler, self._take_bills()
         while scheduler.can_schedule:
             step = scheduler.schedule(time.monotonic())
             for ended in scheduler.take_ended().values() if scheduler.ended else ():
                 deltas += ended
-            if has_orders(scheduler):
-                self._order(take_orders(scheduler))
-            if self.runner.grammar_store.is_busy:
-                is_idle = step is None and not self._pending
-                deltas += self.exchange_grammars(wait=is_idle)
-                if is_idle:
-                    continue
-            if self.runner.image_store is not None:
-                is_idle = step is None and not self._pending
-                if self._exchange_images(self.runner.image_store, deltas) and is_idle:
-                    continue
+            self._order(before_plan=True)
             if step is not None:
                 self._pending.append((step.plan, self.runner.launch(step.plan)))
-            if self._disk is not None:
-                is_idle = step is None and not self._pending
-                if self._exchange_pages(self._disk, seconds=_MOST_SECONDS if is_idle else 0.0) and is_idle:
-                    continue
-            if step is None:
+            is_idle = step is None and not self._pending
+            has_news = self._exchange(deltas, seconds=_MOST_SECONDS if is_idle else 0.0)
+            if step is None and not (is_idle and (has_news or scheduler.parts.num_in_making)):
                 break
         if not self._pending:
             return Step(deltas)
@@ -137,8 +123,8 @@ class InProcessEngine:
         result = launched.result()
         for batch in scheduler.process(result, time.monotonic()).values():
             deltas += deltas_of(batch)
-        if self._disk is not None and not self.has_work:
-            self._write_pages(self._disk)
+        if not self.has_work and scheduler.parts.num_unfinished:
+            self._finish()
         return Step(deltas + self._take_bills(), plan, result)
 
     def _take_bills(self) -> list[SequenceDelta]:
@@ -152,63 +138,61 @@ class InProcessEngine:
     @property
     def seconds_to_wait(self) -> float | None:
         """How long there will be nothing to compute, unless something else happens; None: for ever."""
-        if self._disk is not None and self._disk.is_busy and self.has_work:
-            return 0.0  # nobody says when pages have come: `step` looks
+        if self.has_work and any(part.is_busy for part in self._parts):
+            return 0.0  # nobody says when they are done: `step` looks
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
 
-    def _exchange_pages(self, disk: DiskMover, seconds: float) -> bool:
-        """Order the page moves that the scheduler asks for, and report finished moves; wait `seconds` for the first.
+    def exchange(self, *, wait: bool = True) -> list[SequenceDelta]:
+        """Let the worker do what the scheduler asks for beside steps; with `wait`, until all is made.
 
         Returns:
-            Whether there was anything to report.
+            The last deltas of sequences for which it could not be made.
         """
-        moves = self.scheduler.disk
-        if moves is None:
-            return False
-        for message in moves.take_messages():
-            disk.order(message)
+        deltas: list[SequenceDelta] = []
+        self._order(before_plan=True)
+        self._exchange(deltas, seconds=0.0)
+        while wait and self.scheduler.parts.num_in_making:
+            self._exchange(deltas, seconds=_MOST_SECONDS)
+        return deltas
+
+    def _order(self, *, before_plan: bool) -> None:
+        for message in self.scheduler.take_messages(before_plan=before_plan):
+            self._orders[type(message)].order(message)
+
+    def _exchange(self, deltas: list[SequenceDelta], seconds: float) -> bool:
+        """Give the worker's parts their orders behind the last plan, and a turn; wait `seconds` for the first answer.
+
+        The last deltas of sequences that an answer ends are appended. Returns whether there was an answer.
+        """
+        self._order(before_plan=False)
         until = time.monotonic() + seconds
-        while not (answers := disk.take_done()) and disk.is_busy and time.monotonic() < until:
+        while not (answers := self._answers()) and self._are_busy and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
         for answer in answers:
-            moves.answered(answer)
+            if type(answer) in self.scheduler.parts.answered:
+                for ended in self.scheduler.answered(answer).values():
+                    deltas += ended
         return bool(answers)
 
-    def _write_pages(self, disk: DiskMover) -> None:
-        """Write the pages that wait to be written. There is no other work, and the caller may end now."""
-        moves, until = self.scheduler.disk, time.monotonic() + _WRITING_SECONDS
-        while moves is not None and moves.num_under_way and time.monotonic() < until:
+    @property
+    def _are_busy(self) -> bool:
+        return any(part.is_busy or part.is_due for part in self._parts)
+
+    def _answers(self) -> list[Message]:
+        """What the worker's parts have done; those whose work uses the device get a turn."""
+        answers: list[Message] = []
+        for part in self._parts:
+            if part.is_due and (answer := part.work(None)) is not None:
+                answers.append(answer)
+            answers += part.take_done()
+        return answers
+
+    def _finish(self) -> None:
+        """Let parts do what they do when there is no other work: the caller may end now."""
+        until = time.monotonic() + _FINISH_SECONDS
+        while self.scheduler.parts.num_unfinished and time.monotonic() < until:
             step = self.scheduler.schedule(time.monotonic())
             if step is not None:
                 self.scheduler.process(self.runner.launch(step.plan).result(), time.monotonic())
-            self._exchange_pages(disk, seconds=_MOST_SECONDS)
-
-    def _exchange_images(self, store: EmbeddingStore, deltas: list[SequenceDelta]) -> bool:
-        """Go on with the images that the scheduler asks for; return whether there was anything to do.
-
-        If an image failed, the final deltas of its sequences are appended.
-        """
-        was_busy = store.is_busy
-        if (encoded := store.encode(_IMAGE_SECONDS)) is not None:
-            for ended in self.scheduler.image_encoded(encoded).values():
-                deltas += ended
-        return was_busy
-
-    def _order(self, orders: Orders) -> None:
-        store, images = self.runner.grammar_store, self.runner.image_store
-        for order in orders:
-            if isinstance(order, store.orders):
-                store.order(order)
-            else:
-                assert images is not None, "the scheduler knows from the worker whether there are images"
-                images.order(order)
-
-    def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
-        """Prepare the grammars that the scheduler asks for; return last deltas of sequences whose grammar failed."""
-        store, deltas = self.runner.grammar_store, list[SequenceDelta]()
-        self._order(take_orders(self.scheduler))
-        for prepared in store.take_prepared(wait=wait):
-            for ended in self.scheduler.grammar_prepared(prepared).values():
-                deltas += ended
-        return deltas
+            self._exchange([], seconds=_MOST_SECONDS)

@@ -34,16 +34,13 @@ PART_MAY_IMPORT = {
 }
 """File of a part, named after its process -> what it may import besides its own part."""
 ON_THE_WAY = {
-    "core/engine/observers.py": {"recording"},
-    "core/engine/roles.py": {"handover"},
-    "core/recording": {"recording"},
     "gpu_worker/handover": {"handover"},
     "gpu_worker/startup": {"disk", "handover"},
 }
 """File or folder of the spine that is going to lie in parts -> those parts, which it may import until then."""
 FLOORS = {
     "core": (
-        "kv", "sequences", "steps", "policies", "batching", "scheduling", "recording", "watching", "engine", "launch",
+        "kv", "sequences", "steps", "policies", "batching", "scheduling", "engine", "launch",
     ),
     "frontend": (
         "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from bench.scheduling.scheduler import add_requests, answer, make_scheduler
 from penstock.config import Config
-from penstock.core.recording.recorder import Recorder
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
 from penstock.parts.recording.options import RecordingOptions
+from penstock.parts.recording.scheduler.recorder import Recorder
 
 
 def time_steps(num_rows: int, num_steps: int, recorder: Recorder, path: Path) -> tuple[float, float, float]:

@@ -30,9 +30,9 @@ import psutil
 from bench.machine import commit, machine
 from bench.scheduling.scheduler import add_requests, answer, make_scheduler
 from bench.server_process import free_port, running
-from penstock.core.engine.watchers import INTERVAL
-from penstock.core.watching.feed import Feed
 from penstock.ipc.messages import StepPlan
+from penstock.parts.watching.scheduler.feed import Feed
+from penstock.parts.watching.scheduler.watchers import INTERVAL
 
 _START_SECONDS = 240.0
 STEP_SECONDS = 0.001

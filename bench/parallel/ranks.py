@@ -114,7 +114,7 @@ async def _steps(engine: Engine, count: int) -> int:
     """Wait until so many steps have been planned, or a few more; return how many."""
 
     def planned() -> int:
-        scheduler = engine._scheduler
+        scheduler = engine.scheduler
         return 0 if scheduler is None else scheduler.totals.num_steps
 
     began = planned()

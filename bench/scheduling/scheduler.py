@@ -21,6 +21,7 @@ from random import Random
 
 import msgspec
 
+from penstock.config import Config
 from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.intake import WorkerLimits
@@ -36,7 +37,9 @@ NEVER = 1 << 12
 
 def make_scheduler(num_rows: int) -> Scheduler:
     options = SchedulerOptions(max_num_seqs=num_rows, pipeline_depth=PIPELINE_DEPTH, max_num_queued_seqs=1 << 20)
-    return Scheduler(options, WorkerLimits(num_rows * 512 + 1024, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17))
+    return Scheduler(
+        Config(scheduler=options), WorkerLimits(num_rows * 512 + 1024, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17)
+    )
 
 
 def add_requests(scheduler: Scheduler, count: int, prompt_len: int, max_tokens: int, name: str) -> None:
@@ -107,7 +110,7 @@ class Load:
             max_num_seqs=num_rows, pipeline_depth=PIPELINE_DEPTH, max_num_queued_seqs=1 << 20, scheduling_policy=policy
         )
         self._scheduler = Scheduler(
-            options, WorkerLimits(num_rows * 512 + 4096, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17)
+            Config(scheduler=options), WorkerLimits(num_rows * 512 + 4096, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17)
         )
         self._random = Random(0)
         self._now = 0.0

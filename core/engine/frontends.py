@@ -7,6 +7,7 @@ import structlog
 import zmq
 
 from penstock.config import Config
+from penstock.config.parts import with_parts
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.key_file import ChannelKeys
@@ -19,10 +20,7 @@ from penstock.ipc.messages import (
     FromFrontend,
     FrontendHello,
     Goodbye,
-    HandoverReleased,
-    HandoverTaken,
     Heartbeat,
-    ListCache,
     ListRequests,
     Message,
     NoteCulprit,
@@ -30,15 +28,10 @@ from penstock.ipc.messages import (
     Probe,
     ProfileSteps,
     Refused,
-    RequestList,
     ResetPrefixCache,
     ResumeRequest,
     SayHello,
-    SetRole,
-    TokenBatch,
-    WatchSteps,
 )
-from penstock.ipc.messages.watching import Question
 
 log = structlog.get_logger()
 
@@ -50,15 +43,10 @@ Order = (
     | ResetPrefixCache
     | ProfileSteps
     | ListRequests
-    | ListCache
-    | HandoverTaken
-    | SetRole
     | DrainEngine
     | NoteCulprit
-    | WatchSteps
-    | Question
 )
-"""The messages that a frontend may send after its hello."""
+"""The messages that a frontend may send after its hello. Parts have more."""
 
 
 class Listener(Protocol):
@@ -73,7 +61,7 @@ class Listener(Protocol):
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend has said hello."""
 
-    def on_order(self, peer: PeerId, order: Order) -> None:
+    def on_order(self, peer: PeerId, order: Order | Message) -> None:
         """A frontend has sent an order."""
 
     def on_frontend_gone(self, peer: PeerId) -> int:
@@ -90,10 +78,14 @@ class Frontends:
         self._timeout = config.ipc.heartbeat_timeout
         self._heard: dict[PeerId, float] = {}  # when each was last heard from, in order of hellos
         self.channel: Router[FromFrontend] = Router(
-            context, config.ipc.frontend_address, Codec(FromFrontend), self._on_message, keys=keys
+            context,
+            config.ipc.frontend_address,
+            Codec(with_parts(FromFrontend, "FROM_FRONTEND")),
+            self._on_message,
+            keys=keys,
         )
 
-    def tell(self, peer: PeerId, message: TokenBatch | RequestList | HandoverReleased) -> None:
+    def tell(self, peer: PeerId, message: Message) -> None:
         """Send a message to a frontend; it counts as gone if its queue is full."""
         if not self.channel.send(peer, message):
             self._drop(peer, "it does not read its messages")

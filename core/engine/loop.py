@@ -20,18 +20,14 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.config import Config, channel_keys
-from penstock.core.engine.cache_news import CacheNews
-from penstock.core.engine.expert_load import ExpertCounts
 from penstock.core.engine.frontends import Frontends, Order
-from penstock.core.engine.observers import Observers
+from penstock.core.engine.part import EngineParts
 from penstock.core.engine.readiness import engine_ready
-from penstock.core.engine.roles import Roles
 from penstock.core.engine.stats import stats_of
 from penstock.core.engine.worker_group import WorkerGroup
 from penstock.core.policies.registry import make_policy
-from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.reasons import late_reasons, list_requests
-from penstock.core.scheduling.scheduler import Refusal, Scheduler, UnexpectedResultError
+from penstock.core.scheduling.scheduler import Refusal, ScheduledStep, Scheduler, UnexpectedResultError
 from penstock.core.scheduling.suspects import Culprits, suspect_ids
 from penstock.core.scheduling.trials import ENDS_WORKERS
 from penstock.ipc import faults
@@ -41,23 +37,13 @@ from penstock.ipc.curve import Doorkeeper
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
-    DiskContents,
     DrainEngine,
     EngineNotReady,
     EngineReady,
-    ExpertTokens,
     FrontendHello,
-    GrammarPrepared,
-    HandoverTaken,
     Heartbeat,
-    ImageEncoded,
-    KVLoaded,
-    KVReceived,
-    KVStored,
-    ListCache,
-    ListPages,
-    ListPrefixes,
     ListRequests,
+    Message,
     NoteCulprit,
     PauseRequest,
     ProfileSteps,
@@ -65,11 +51,8 @@ from penstock.ipc.messages import (
     ResetPrefixCache,
     ResumeRequest,
     SequenceDelta,
-    SetRole,
-    ShowLife,
     StepResult,
     TokenBatch,
-    WatchSteps,
     WorkerHello,
 )
 
@@ -84,8 +67,8 @@ STATS_INTERVAL = 0.2
 LONG_WAIT_SECONDS, _MAX_LATE = 5.0, 32
 """Seconds without a row after which the reason is noted, once per request, and most requests noted per heartbeat."""
 
-MAX_WRITE_SECONDS = 10.0
-"""Most time to write the remaining KV pages before the process ends."""
+MAX_FINISH_SECONDS = 10.0
+"""Most time for what parts do before the process ends, such as writing pages."""
 
 
 class Engine:
@@ -106,10 +89,10 @@ class Engine:
         Raises:
             ConfigError: if the policy or the key file does not exist.
         """
-        self._config = config
+        self.config = config
         make_policy(config.scheduler.scheduling_policy)  # fail now rather than when the first worker comes
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._scheduler: Scheduler | None = None  # created at the first workers' hello, which has the sizes
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.scheduler: Scheduler | None = None  # created at the first workers' hello, which has the sizes
         self._progress_at = 0.0  # time of the last result, or of the first plan after an idle time
         self._pump_is_scheduled = False
         self._is_draining = False
@@ -117,47 +100,41 @@ class Engine:
         self._restarts = False  # when it is drained
         self._start_id = secrets.token_hex(8)
         self._culprits = Culprits()
-        self._experts: ExpertCounts | None = None  # until ranks report some
         self._stats_timer: asyncio.TimerHandle | None = None
         self._wake_timer: asyncio.TimerHandle | None = None
-        self._cache_news: CacheNews | None = None  # until a frontend subscribes
         self._loop = asyncio.get_running_loop()
         keys = channel_keys(config)
-        self._doorkeeper = None if keys is None else Doorkeeper(self._context, keys)
-        self.frontends = Frontends(self._context, config, keys, self)
-        self._observers = Observers(config, self.frontends.channel)
-        self.workers = WorkerGroup(self._context, config, keys, self, on_hung_worker)
-        self._roles = Roles(self._context, config, keys, self.workers.send, self._changed)
+        self._doorkeeper = None if keys is None else Doorkeeper(self.context, keys)
+        self.frontends = Frontends(self.context, config, keys, self)
+        self.workers = WorkerGroup(self.context, config, keys, self, on_hung_worker)
+        self.parts = EngineParts(self)
 
     # --- frontends --------------------------------------------------------------------------
 
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend has said hello: send it the statistics soon."""
-        if hello.wants_cache_events:
-            if self._cache_news is None:
-                self._cache_news = CacheNews(self.frontends.channel)
-                self._follow_cache()
-            self._cache_news.add(peer)
-        self._changed()
+        for on_frontend in self.parts.on_frontend:
+            on_frontend(peer, hello)
+        self.changed()
 
     def on_frontend_gone(self, peer: PeerId) -> int:
         """Abort all requests of a frontend; return how many it had."""
-        self._changed()
-        if self._cache_news is not None:
-            self._cache_news.remove(peer)
-        self._observers.on_frontend_gone(peer, self._scheduler)
-        return self._scheduler.abort_owner(peer, monotonic()) if self._scheduler is not None else 0
+        self.changed()
+        for on_frontend_gone in self.parts.on_frontend_gone:
+            on_frontend_gone(peer)
+        return self.scheduler.abort_owner(peer, monotonic()) if self.scheduler is not None else 0
 
-    def on_order(self, peer: PeerId, order: Order) -> None:
+    def on_order(self, peer: PeerId, order: Order | Message) -> None:
         """Carry out an order of a frontend."""
         match order:
             case AddRequest():
                 self._on_add_request(peer, order)
             case ResetPrefixCache():
-                self._observers.on_reset()
-                num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
+                for on_cache_reset in self.parts.on_cache_reset:
+                    on_cache_reset()
+                num_pages = self.scheduler.reset_prefix_cache() if self.scheduler is not None else 0
                 log.info("prefix cache reset", freed_pages=num_pages)
-                self._changed()
+                self.changed()
             case ProfileSteps():
                 self.workers.send(order)
             case DrainEngine():
@@ -165,23 +142,15 @@ class Engine:
             case NoteCulprit():
                 token_ids = unpack_int32(order.prompt_token_ids)
                 self._culprits.note(token_ids, order.sampling, monotonic())
-            case ListCache():
-                if self._cache_news is not None:
-                    self._cache_news.tell_all_of_it(peer)
             case ListRequests():
-                if self._scheduler is None:
+                if self.scheduler is None:
                     self.frontends.tell(peer, RequestList(order.number, (), False, 0, 0, 0))
                 else:
-                    self.frontends.tell(peer, list_requests(self._scheduler, order, monotonic()))
-            case WatchSteps() | ListPages() | ListPrefixes() | ShowLife():
-                self._observers.on_watcher(peer, order, lambda: self._scheduler)
-            case HandoverTaken():
-                self.frontends.tell(peer, self._roles.taken(order, peer))
-            case SetRole():
-                if self._roles.change(order.role):
-                    self.frontends.tell_all(self.readiness())
-            case _:
+                    self.frontends.tell(peer, list_requests(self.scheduler, order, monotonic()))
+            case AbortRequest() | PauseRequest() | ResumeRequest():
                 self._steer(peer, order)
+            case _:
+                self.parts.order[type(order)](peer, order)
 
     def drain(self, order: DrainEngine) -> None:
         """Stop or resume taking new requests; tell all frontends."""
@@ -189,20 +158,18 @@ class Engine:
             log.info("draining" if order.is_draining else "draining ended", restarts=order.restarts)
         self._is_draining, self._restarts = order.is_draining, order.is_draining and order.restarts
         self.frontends.tell_all(self.readiness())
-        self._changed()
+        self.changed()
 
     @property
     def is_drained(self) -> bool:
         """Whether the engine is draining and has nothing left to do."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         is_idle = scheduler is None or not (scheduler.requests or scheduler.in_flight)
-        return self._is_draining and is_idle and self._roles.is_idle
+        return self._is_draining and is_idle and self.parts.are_idle
 
     def _on_add_request(self, peer: PeerId, request: AddRequest) -> None:
         now = monotonic()
-        if request.prefill_at:
-            self._roles.connect(request.prefill_at)
-        if self._scheduler is None:
+        if self.scheduler is None:
             refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
         elif (
             self._culprits.known
@@ -211,11 +178,11 @@ class Engine:
         ):
             refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
-            refusal = self._scheduler.add_request(request, peer, now)
-        if self._observers.are_there:
-            self._observers.on_request(request, self._scheduler, refusal)
+            refusal = self.scheduler.add_request(request, peer, now)
+        for on_request in self.parts.on_request:
+            on_request(request, refusal)
         if refusal is None:
-            self._changed()
+            self.changed()
             return
         deltas = [
             SequenceDelta(request.request_id, i, (), "error", error=refusal.reason, error_code=refusal.code)
@@ -224,14 +191,16 @@ class Engine:
         self._tell(peer, deltas)
 
     def _steer(self, peer: PeerId, order: AbortRequest | PauseRequest | ResumeRequest) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         request = scheduler.requests.get(order.request_id) if scheduler is not None else None
         if scheduler is None or request is None:  # it has ended in the meantime
-            self._roles.leave(order.request_id, peer)
+            for on_late in self.parts.on_late:
+                on_late(order, peer)
             return
         if request.owner != peer:
             raise MalformedMessage("the request is another frontend's")
-        self._observers.on_steer(order, scheduler)
+        for on_steer in self.parts.on_steer:
+            on_steer(order)
         match order:
             case AbortRequest():
                 scheduler.abort(order.request_id, order.sequence_idx, monotonic())
@@ -240,40 +209,41 @@ class Engine:
                 scheduler.pause(order.request_id, monotonic())
             case ResumeRequest():
                 scheduler.resume(order.request_id)
-        self._changed()
+        self.changed()
 
     def _tell_bills(self, scheduler: Scheduler) -> None:
         for owner, deltas in scheduler.accounts.take_bills().items():
             self._tell(owner, deltas)
 
     def _tell(self, peer: PeerId, deltas: Sequence[SequenceDelta]) -> None:
-        self._observers.on_deltas(deltas, self._scheduler)
+        for on_deltas in self.parts.on_deltas:
+            on_deltas(deltas)
         self.frontends.tell(peer, TokenBatch(0, tuple(deltas)))
 
     # --- workers ----------------------------------------------------------------------------
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """Workers are there: the first ones, new ones, or the same ones with empty rows."""
-        if self._config.scheduler.preemption == "swap" and not hello.num_host_pages:
+        if self.config.scheduler.preemption == "swap" and not hello.num_host_pages:
             log.warning("swap disabled", reason="the worker has no host tier (--host-kv-gib)")
-        if self._scheduler is None:
-            self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
+        if self.scheduler is None:
+            self.scheduler = Scheduler.for_worker(self.config, hello)
+            self._tell_of_new_pages()
         else:
-            self._reset_scheduler(self._scheduler, hello, has_died=has_died)
-        self._roles.begin(hello, self._scheduler.handovers)
-        self._observers.on_workers(hello)
-        self._follow_cache()
+            self._reset_scheduler(self.scheduler, hello, has_died=has_died)
+        for on_workers in self.parts.on_workers:
+            on_workers(hello)
         self.on_group_incomplete()
 
     def on_group_incomplete(self) -> None:
         """Tell the frontends that there is no worker."""
         self.frontends.tell_all(self.readiness())
-        self._changed()
+        self.changed()
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
         """The workers are gone: the next ones recompute what these had in flight."""
         log.error("worker lost", reason=reason)
-        scheduler, hello = self._scheduler, self.workers.hello
+        scheduler, hello = self.scheduler, self.workers.hello
         assert scheduler is not None
         assert hello is not None
         is_cut = is_out_of_memory and scheduler.step_size.cut(scheduler.in_flight)
@@ -284,7 +254,8 @@ class Engine:
         self.on_group_incomplete()
 
     def _reset_scheduler(self, scheduler: Scheduler, hello: WorkerHello, *, has_died: bool) -> None:
-        self._observers.forget_planned()
+        for on_workers_lost in self.parts.on_workers_lost:
+            on_workers_lost()
         requests = dict(scheduler.requests)
         for owner, deltas in scheduler.reset_worker(hello, has_died=has_died, now=monotonic()).items():
             for delta in deltas:
@@ -294,19 +265,17 @@ class Engine:
                 log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._tell(owner, deltas)
         self._tell_bills(scheduler)
-        self._follow_cache()
-        self._roles.follow(scheduler.handovers)
+        self._tell_of_new_pages()
         if num_suspects := len(scheduler.suspects):
             log.info("bisecting suspects", num_suspects=num_suspects)
 
-    def _follow_cache(self) -> None:
-        """Point the cache news at the scheduler's pages: they were replaced, or a frontend has subscribed."""
-        if self._cache_news is not None and self._scheduler is not None:
-            self._cache_news.follow(self._scheduler.kv, self._scheduler.limits)
+    def _tell_of_new_pages(self) -> None:
+        for on_new_pages in self.parts.on_new_pages:
+            on_new_pages()
 
     def on_step_result(self, result: StepResult) -> None:
         """A step has been computed: plan the next one, then send its tokens to the frontends."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         assert scheduler is not None
         in_flight = scheduler.in_flight
         oldest = in_flight[0].step_id if in_flight else scheduler.totals.num_steps
@@ -322,101 +291,75 @@ class Engine:
             _log_invalid_logits(output.values())
         if result.drafter_error:
             log.error("drafter disabled", drafter=scheduler.limits.drafter, reason=result.drafter_error)
-        if self._observers.are_there:
-            self._observers.returned(result, list(output.values()), scheduler, received)
+        if self.parts.returned:
+            told = list(output.values())
+            for returned in self.parts.returned:
+                returned(result, told, received)
         _before_tokens()
         self._pump()  # workers first: an idle device costs more than a client that waits
         for owner, batch in output.items():
             self.frontends.tell(owner, batch)
         if scheduler.accounts.bills:
             self._tell_bills(scheduler)
-        self._changed()
+        self.changed()
 
-    def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
-        """Pages have come from the disk or gone to it: requests may go on, and more pages may move."""
-        scheduler = self._scheduler
-        if scheduler is None or scheduler.disk is None:
-            return
-        if reason := scheduler.disk.answered(message):
-            log.error("disk KV: writing stopped", reason=reason)
-        if isinstance(message, DiskContents) and message.is_last:
-            log.info("disk KV listed", pages=scheduler.disk.disk.num_cached, room_for=scheduler.disk.disk.num_places)
-        self._changed()
-
-    def on_received(self, message: KVReceived) -> None:
-        """Pages from another engine are there, or are no longer written to."""
-        self._roles.on_received(message)
-
-    def on_grammar_prepared(self, message: GrammarPrepared) -> None:
-        """Requests that waited for a grammar may run, or fail."""
-        assert self._scheduler is not None
-        self._note_making(self._scheduler)
-        for owner, deltas in self._scheduler.grammar_prepared(message).items():
-            self._tell(owner, deltas)
-        self._changed()
-
-    def on_image_encoded(self, message: ImageEncoded) -> None:
-        """Requests that waited for an image may run, or fail."""
-        assert self._scheduler is not None
-        self._note_making(self._scheduler)
-        self._observers.on_image(message, self._scheduler)
-        for owner, deltas in self._scheduler.image_encoded(message).items():
-            self._tell(owner, deltas)
-        self._changed()
-
-    def _note_making(self, scheduler: Scheduler) -> None:
-        """Something was made: during a trial, when no step is planned, that is the worker's progress."""
-        if not scheduler.in_flight:
-            self._progress_at = monotonic()
-
-    def on_expert_tokens(self, rank: WorkerHello, message: ExpertTokens) -> None:
-        """Experts on a rank have computed tokens."""
-        if self._experts is None:
-            self._experts = ExpertCounts(rank.num_ranks // rank.num_stages)
-        self._experts.add(rank.rank, message, monotonic())
-        self._changed()
+    def on_answer(self, rank: WorkerHello, message: Message) -> None:
+        """The workers have answered, or reported something, that is a part's: requests may go on, or fail."""
+        if (answered := self.parts.answered.get(type(message))) is not None:
+            answered(rank, message)
+        scheduler = self.scheduler
+        if scheduler is not None and type(message) in scheduler.parts.answered:
+            if not scheduler.in_flight:  # during a trial no step is planned: that is the workers' progress
+                self._progress_at = monotonic()
+            for on_made in self.parts.on_made:
+                on_made(message)
+            for owner, deltas in scheduler.answered(message).items():
+                self._tell(owner, deltas)
+        self.changed()
 
     # --- steps ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Send plans until the pipeline is full or there is nothing left to compute."""
         self._pump_is_scheduled = False
-        scheduler, observers = self._scheduler, self._observers
-        if scheduler is not None and scheduler.handovers is not None:
-            self._roles.send_orders()
+        scheduler, parts = self.scheduler, self.parts
+        for send in parts.send:
+            send()
         if scheduler is None or not self.workers.is_ready:
             return
-        if scheduler.handovers is not None and not self._roles.send_moves():
+        if not self._send(scheduler, before_plan=True) or not self._send(scheduler, before_plan=False):
             return
         while scheduler.can_schedule:
             started = monotonic()
             if not scheduler.in_flight and not scheduler.is_on_trial:
                 self._progress_at = started
-            step = scheduler.schedule(started, with_record=observers.want_records)
+            step = scheduler.schedule(started, with_record=parts.want_records)
             if scheduler.ended:
                 for owner, deltas in scheduler.take_ended().items():
                     self._tell(owner, deltas)
-            if has_orders(scheduler) and not all(map(self.workers.send, take_orders(scheduler))):
+            if not self._send(scheduler, before_plan=True):
+                return
+            if step is not None and not self._send_plan(step, started):
+                return
+            if not self._send(scheduler, before_plan=False):
                 return
             if step is None:
-                self._send_moves(scheduler)
                 self._wake_at(scheduler.wakes_at)
-                return
-            if observers.are_there:
-                observers.planned(step, scheduler, started)
-            _before_plan()
-            if scheduler.handovers is not None and not self._roles.send_offers():
-                return
-            if not self.workers.send(step.plan) or not self._send_moves(scheduler):
                 return
             _after_plan()
 
-    def _send_moves(self, scheduler: Scheduler) -> bool:
-        """Send the messages that move pages beside steps; False if there is no worker any more."""
-        disk = scheduler.disk
-        if scheduler.handovers is not None and not self._roles.send_moves():
-            return False
-        return disk is None or all(map(self.workers.send, disk.take_messages()))
+    def _send_plan(self, step: ScheduledStep, started: float) -> bool:
+        """Send a step that was planned since `started`; False if there is no worker any more."""
+        for planned in self.parts.planned:
+            planned(step, started)
+        _before_plan()
+        return self.workers.send(step.plan)
+
+    def _send(self, scheduler: Scheduler, *, before_plan: bool) -> bool:
+        """Send what parts have for workers and others; False if there is no worker any more."""
+        for send in self.parts.send:
+            send()
+        return all(map(self.workers.send, scheduler.take_messages(before_plan=before_plan)))
 
     def _wake_at(self, when: float) -> None:
         """Plan again at time `when` unless something happens first; never if it is infinite."""
@@ -426,22 +369,22 @@ class Engine:
         if when < inf:  # plus a margin: rounding may fire timers early
             self._wake_timer = self._loop.call_later(max(0.0, when - monotonic()) + 0.001, self._pump)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """There may be work, and the counters have changed: handle both once for all messages of this turn."""
         if not self._pump_is_scheduled:
             self._pump_is_scheduled = True
             self._loop.call_soon(self._pump)
-        if self._cache_news is not None:
-            self._cache_news.changed()
+        for changed in self.parts.changed:
+            changed()
         if self._stats_timer is None:
             self._stats_timer = self._loop.call_later(STATS_INTERVAL, self._send_stats)
 
     def _send_stats(self) -> None:
         self._stats_timer = None
-        if self._scheduler is not None:
-            self._scheduler.bound_queue(monotonic())
-            parts = self._scheduler, self.workers, self.frontends, self._experts, self._observers.recorder
-            self.frontends.tell_all(stats_of(*parts, is_draining=self._is_draining))
+        if self.scheduler is not None:
+            self.scheduler.bound_queue(monotonic())
+            own = self.scheduler, self.workers, self.frontends, self.parts
+            self.frontends.tell_all(stats_of(*own, is_draining=self._is_draining))
 
     # --- reports to peers, and the watch over them --------------------------------------------
 
@@ -449,16 +392,11 @@ class Engine:
         """Return whether there is a worker, and its sizes."""
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
-            at = self._scheduler
-            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.trials)
+            at = self.scheduler
+            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.trials, at.parts)
             return EngineNotReady("no worker is connected", suspects, self._is_draining)
-        return replace(
-            engine_ready(hello, self._config.scheduler),
-            role=self._roles.role,
-            kv_sources=hello.kv_sources,
-            is_draining=self._is_draining,
-            start_id=self._start_id,
-        )
+        ready = engine_ready(hello, self.config.scheduler)
+        return self.parts.facts(replace(ready, is_draining=self._is_draining, start_id=self._start_id))
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
         """Return why a frontend with this hello is refused; empty if it is accepted."""
@@ -467,32 +405,29 @@ class Engine:
     async def watch(self) -> None:
         """Send heartbeats and notice silent peers, for as long as the process runs."""
         while True:
-            await asyncio.sleep(self._config.ipc.heartbeat_interval)
+            await asyncio.sleep(self.config.ipc.heartbeat_interval)
             now = monotonic()
             self.frontends.beat(now)
             self.workers.send(Heartbeat())
-            if self._roles.role:
-                self._roles.beat(now)
-            if self._scheduler is not None:
-                self.workers.check_progress(self._scheduler, now - self._progress_at)
-                for owner, deltas in self._scheduler.expire_queued(now).items():
+            if self.scheduler is not None:
+                self.workers.check_progress(self.scheduler, now - self._progress_at)
+                for owner, deltas in self.scheduler.expire_queued(now).items():
                     self._tell(owner, deltas)
-                if self._scheduler.waiting.num_seqs:
-                    for request, reason in late_reasons(self._scheduler, now, LONG_WAIT_SECONDS, _MAX_LATE).items():
+                if self.scheduler.waiting.num_seqs:
+                    for request, reason in late_reasons(self.scheduler, now, LONG_WAIT_SECONDS, _MAX_LATE).items():
                         log.info("request waiting long", request_id=request.request_id, reason=reason)
-            if self._experts is not None and (load := self._experts.news(now)) is not None:
-                self.frontends.tell_all(load)
+            for beat in self.parts.beat:
+                beat(now)
             if self._restarts and self.is_drained:
                 self._restarts = False
                 self._on_restart()
-            self._changed()  # dropped messages count too, even though they cause no step
-            self._observers.flush()
+            self.changed()  # dropped messages count too, even though they cause no step
 
-    async def write_pages(self) -> None:
-        """Wait until the noted KV pages are on the disk, but at most `MAX_WRITE_SECONDS`."""
-        deadline = monotonic() + MAX_WRITE_SECONDS
-        while (scheduler := self._scheduler) is not None and scheduler.disk is not None and self.workers.is_ready:
-            if not scheduler.disk.num_under_way or monotonic() > deadline:
+    async def finish(self) -> None:
+        """Wait until the parts have done what must outlive the process, but at most `MAX_FINISH_SECONDS`."""
+        deadline = monotonic() + MAX_FINISH_SECONDS
+        while (scheduler := self.scheduler) is not None and self.workers.is_ready:
+            if not scheduler.parts.num_unfinished or monotonic() > deadline:
                 return
             await asyncio.sleep(0.02)
 
@@ -501,15 +436,13 @@ class Engine:
         self._wake_at(inf)
         if self._stats_timer is not None:
             self._stats_timer.cancel()
-        if self._cache_news is not None:
-            self._cache_news.close()
-        self._observers.close()
-        self._roles.close()
+        for close in self.parts.close:
+            close()
         self.frontends.channel.close()
         self.workers.channel.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
-        self._context.term()
+        self.context.term()
 
 
 def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:

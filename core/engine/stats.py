@@ -2,10 +2,9 @@
 
 from msgspec.structs import replace
 
-from penstock.core.engine.expert_load import ExpertCounts
 from penstock.core.engine.frontends import Frontends
+from penstock.core.engine.part import EngineParts
 from penstock.core.engine.worker_group import WorkerGroup
-from penstock.core.recording.recorder import Recorder
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import EngineStats
@@ -15,12 +14,11 @@ def stats_of(
     scheduler: Scheduler,
     workers: WorkerGroup,
     frontends: Frontends,
-    experts: ExpertCounts | None,
-    recorder: Recorder | None,
+    parts: EngineParts,
     *,
     is_draining: bool,
 ) -> EngineStats:
-    """Return all counters. `experts`: None until a rank reports some; `recorder`: None if nothing is recorded."""
+    """Return all counters."""
     says, drain = workers.says(), scheduler.queue_bound.drain
     return replace(
         scheduler.stats(is_ready=workers.is_ready),
@@ -29,12 +27,10 @@ def stats_of(
         num_dropped_from_workers=workers.channel.num_dropped,
         num_dropped_by_worker=says.num_dropped,
         num_log_lines_dropped=num_dropped_log_lines(),
-        num_recording_lines_lost=0 if recorder is None else recorder.num_lost,
         num_log_lines_dropped_by_worker=says.num_log_lines_dropped,
         device_memory_used=says.device_memory_used,
         device_memory_total=says.device_memory_total,
-        expert_tokens={} if experts is None else experts.tokens_of_ranks,
-        expert_imbalance={} if experts is None else experts.imbalance(),
         drained_seqs_per_second=drain.seqs_per_second,
         drained_tokens_per_second=drain.tokens_per_second,
+        **parts.stats(),
     )

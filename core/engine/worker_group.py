@@ -2,7 +2,7 @@
 
 hello     the group is ready once every rank has said hello; its sizes are the smallest of theirs; models must agree
 plans     are encoded once; the same bytes go to every rank
-results   are taken from the rank that answers; a grammar is ready when it is ready on every rank
+results   are taken from the rank that answers; what answers of parts mean together, they say (`answers.py`)
 death     the death of one rank is that of the group: the other ranks start afresh and say hello again
 """
 
@@ -18,21 +18,17 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.config import Config
+from penstock.config.parts import brought, with_parts
+from penstock.core.engine.part import EnginePart, answers_of
+from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
-    DiskContents,
-    ExpertTokens,
     FromWorker,
-    GrammarPrepared,
     Heartbeat,
-    ImageEncoded,
-    KVLoaded,
-    KVReceived,
-    KVStored,
     Message,
     Refused,
     SayHello,
@@ -77,20 +73,8 @@ class Listener(Protocol):
     def on_step_result(self, result: StepResult) -> None:
         """The rank that answers has computed a step."""
 
-    def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
-        """The rank that answers has moved pages between host and disk, or lists what the disk has."""
-
-    def on_expert_tokens(self, rank: WorkerHello, message: ExpertTokens) -> None:
-        """A rank reports what its experts have computed, perhaps while others are still missing."""
-
-    def on_received(self, message: KVReceived) -> None:
-        """All ranks have filled pages from another engine, or no longer write to them."""
-
-    def on_grammar_prepared(self, message: GrammarPrepared) -> None:
-        """A grammar is ready on all ranks, or one of them cannot prepare it."""
-
-    def on_image_encoded(self, message: ImageEncoded) -> None:
-        """An image is embedded on all ranks, or one of them cannot embed it."""
+    def on_answer(self, rank: WorkerHello, message: Message) -> None:
+        """The group has sent something that is a part's; `rank`: the one whose message came last."""
 
 
 class WorkerGroup:
@@ -110,10 +94,7 @@ class WorkerGroup:
         self._ranks: dict[PeerId, WorkerHello] = {}
         self._dismissed: set[PeerId] = set()  # told to say hello; messages before their hello are outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
-        self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have answered
-        self._refused: set[int] = set()  # ids of those that one rank cannot use, until all ranks have answered
-        self._encoding: dict[int, set[PeerId]] = {}  # embedding id -> the ranks that have it
-        self._receiving: dict[str, list[KVReceived]] = {}  # handover id -> what ranks have answered
+        self._answers = answers_of((*brought("scheduler", SchedulerPart), *brought("scheduler", EnginePart)))
         self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
         """The hello of the current or last group; its sizes are the smallest of all ranks."""
@@ -124,7 +105,7 @@ class WorkerGroup:
         self.channel: Router[FromWorker] = Router(
             context,
             config.ipc.worker_address,
-            Codec(FromWorker),
+            Codec(with_parts(FromWorker, "FROM_WORKER")),
             self._on_message,
             config.ipc.heartbeat_timeout,
             keys,
@@ -159,7 +140,7 @@ class WorkerGroup:
             return
         if not scheduler.in_flight:
             if scheduler.is_on_trial:
-                self.lose_stuck(f"a grammar or an image is not ready after {STEP_SECONDS:.0f} s")
+                self.lose_stuck(f"what it was asked to make alone is not ready after {STEP_SECONDS:.0f} s")
             return
         step = scheduler.in_flight[0]
         most = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * step.num_tokens
@@ -193,40 +174,14 @@ class WorkerGroup:
         match message:
             case StepResult() if hello.answers and self.is_ready:
                 self._listener.on_step_result(message)
-            case GrammarPrepared() if self.is_ready:
-                answered = self._preparing.setdefault(message.grammar_id, set())
-                answered.add(peer)
-                is_new_error = bool(message.error) and message.grammar_id not in self._refused
-                if is_new_error:
-                    self._refused.add(message.grammar_id)
-                    self._listener.on_grammar_prepared(message)
-                if len(answered) == hello.num_ranks:
-                    del self._preparing[message.grammar_id]
-                    if message.grammar_id in self._refused:
-                        self._refused.discard(message.grammar_id)
-                    else:
-                        self._listener.on_grammar_prepared(message)
-            case ImageEncoded() if self.is_ready:
-                encoded = self._encoding.setdefault(message.embedding_id, set())
-                encoded.add(peer)
-                if message.error or len(encoded) == hello.num_ranks:
-                    # Each rank embeds images in the order of their ids: nothing more comes for earlier ones.
-                    self._encoding = {its: who for its, who in self._encoding.items() if its > message.embedding_id}
-                    self._listener.on_image_encoded(message)
-            case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
-                self._listener.on_disk(message)
-            case ExpertTokens():
-                self._listener.on_expert_tokens(hello, message)
-            case KVReceived() if self.is_ready:
-                answers = self._receiving.setdefault(message.handover_id, [])
-                answers.append(message)
-                if len(answers) == hello.num_ranks:
-                    self._listener.on_received(_together(self._receiving.pop(message.handover_id)))
             case WorkerFailed():
                 log.error("worker failed", name=hello.name, step_id=message.step_id, reason=message.reason)
                 self._lose(message.reason, [peer], is_out_of_memory=message.is_out_of_memory)
             case Heartbeat():
                 self._says[hello.rank] = message
+            case _ if (answers := self._answers.get(type(message))) is not None:
+                if (self.is_ready or not answers.needs_group) and (answer := answers.take(hello, message)) is not None:
+                    self._listener.on_answer(hello, answer)
 
     def _on_hello(self, peer: PeerId, hello: WorkerHello) -> None:
         self.send(Heartbeat())  # notices ranks that died before this one came
@@ -286,10 +241,8 @@ class WorkerGroup:
         }
         weights = _joined([hello.weights for hello in hellos])
         self.hello, self._pids = replace(hellos[0], **least, **sums, weights=weights, kv_sources=sources), pids
-        self._preparing.clear()
-        self._refused.clear()
-        self._encoding.clear()
-        self._receiving.clear()
+        for answers in self._answers.values():
+            answers.clear()
         self._dismissed.clear()
         self.is_ready = True
         self.channel.broadcast(
@@ -326,14 +279,6 @@ class WorkerGroup:
         self._dismissed.update(peer for peer in peers if peer not in missed)
         for peer in peers:
             del self._ranks[peer]
-
-
-def _together(answers: Collection[KVReceived]) -> KVReceived:
-    """Combine the ranks' answers into one for the group."""
-    failed = dict.fromkeys(name for each in answers for name in each.failed_transports)
-    error = next((each.error for each in answers if each.error), "")
-    num_bytes = sum(each.num_bytes for each in answers)
-    return replace(next(iter(answers)), num_bytes=num_bytes, error=error, failed_transports=tuple(failed))
 
 
 def _joined(digests: Sequence[str]) -> str:

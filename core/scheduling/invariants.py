@@ -27,12 +27,13 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_windows(scheduler)
     _check_snapshots(scheduler)
     _check_tiers(scheduler)
-    _check_disk(scheduler)
     for seq in scheduler.running:
         _check_sequence(scheduler, seq)
     _check_in_flight(scheduler)
     _check_accounts(scheduler)
-    _check_images(scheduler)
+    for part in scheduler.parts.all:
+        for is_so, what in part.check(scheduler):
+            _require(is_so, what)
 
 
 def _require(condition: bool, what: str) -> None:
@@ -99,8 +100,7 @@ def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
 
 def _holders(scheduler: Scheduler) -> list[PageTables]:
     """The holders of pages other than sequences."""
-    handovers = scheduler.handovers
-    return [] if handovers is None else [*handovers.arrivals.holders(), *handovers.departures.holders()]
+    return [holder for part in scheduler.parts.all for holder in part.holders()]
 
 
 def _check_pages(scheduler: Scheduler) -> None:
@@ -195,8 +195,8 @@ def _check_tiers(scheduler: Scheduler) -> None:
         return
     host, kv = tiers.host, scheduler.kv
     holders = Counter(page for swapped in tiers.swapped.values() for page in swapped.all_pages)
-    if scheduler.disk is not None:
-        holders.update(scheduler.disk.held_pages())
+    for part in scheduler.parts.all:
+        holders.update(part.held_host_pages())
     _require(host.holder_counts() == [holders[page] for page in range(host.num_pages)], "every host page's holders")
     states = [*host.free_pages(), *host.cached_pages(), *holders]
     _require(sorted(states) == list(range(host.num_pages)), "every host page is free, cached or held, once")
@@ -218,20 +218,6 @@ def _check_tiers(scheduler: Scheduler) -> None:
         for group, pages in zip(kv.windows, swapped.window_page_ids, strict=True):
             needed = range(group.first_needed(num_tokens), -(-num_tokens // group.page_size))
             _require(len(pages) == len(needed), f"{name}: its windows on the host")
-
-
-def _check_disk(scheduler: Scheduler) -> None:
-    if scheduler.disk is None:
-        return
-    disk, places = scheduler.disk.disk, scheduler.disk.disk.places()
-    listed = [place for of_state in places.values() for place in of_state]
-    _require(len(set(listed)) == len(listed), "a place on the disk is free, cached, moving or unlisted, once")
-    _require(len(listed) + disk.num_unusable == disk.num_places, "every place on the disk is in some state")
-    _require(disk.num_moving == scheduler.disk.num_moving, "a place moves with an order for it")
-    waiting = set(scheduler.waiting.requests())
-    for request, fetch in scheduler.disk.fetches().items():
-        _require(request in waiting and not request.running, f"{request.request_id}: waits for the disk, has no row")
-        _require(fetch.move_id < 0 or scheduler.waiting.is_held(request), f"{request.request_id}: is held meanwhile")
 
 
 def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
@@ -282,26 +268,6 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
     _require(seq.num_tree_pages * page_size <= seq.num_settled_tokens, f"{name}: only settled pages are cached")
     known = [page_content(seq, index, page_size) for index in range(len(path))]
     _require(path[::-1] == known, f"{name}: the cursor's path is its tokens")
-
-
-def _check_images(scheduler: Scheduler) -> None:
-    images = scheduler.images
-    if images is None:
-        return
-    embeddings = images.embeddings()
-    _require(images.num_bytes == sum(size for size, _, _ in embeddings.values()), "the bytes of all embeddings")
-    _require(images.num_bytes <= scheduler.limits.max_embedding_bytes, "the limit on the bytes of embeddings")
-    _require(images.num_under_way == sum(not ready for _, ready, _ in embeddings.values()), "images under way")
-    for request in images.asking():
-        _require(scheduler.waiting.is_held(request), f"{request.request_id}: is held for its images")
-    for seq in scheduler.running:
-        request = seq.request
-        for image in request.images:
-            if image.start + image.length > seq.num_settled_tokens:
-                _, is_ready, is_needed = embeddings[request.embedding_ids[image.key]]
-                _require(
-                    is_ready and is_needed, f"{request.request_id}: a row has the embeddings that it computes with"
-                )
 
 
 def _check_in_flight(scheduler: Scheduler) -> None:

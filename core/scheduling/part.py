@@ -1,20 +1,29 @@
-"""What requests may do without, as the scheduler sees it: grammars, images, a disk, other engines.
+"""What requests may do without, as the scheduler sees it. `config/parts.py` finds who there is.
 
 A part overrides the methods that it needs, and only those are ever called: the scheduler asks once for each worker who
 overrides what. So a part that is not there costs nothing. Parts are as pure as the scheduler.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListOf
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
+from penstock.config.parts import brought
+from penstock.core.kv.holder import PageTables
 from penstock.core.kv.kv_pages import Start
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.scheduling.answers import Answers
+from penstock.core.scheduling.trials import Suspect
+from penstock.core.sequences.intake import Refusal, WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.steps.plan_builder import Chunk
-from penstock.ipc.messages import ErrorCode
+from penstock.ipc.messages import ErrorCode, Message
 from penstock.ipc.overrides import calls, overriding
+
+if TYPE_CHECKING:
+    from penstock.core.scheduling.scheduler import Scheduler
+
+_Part = TypeVar("_Part", bound="SchedulerPart")
 
 
 class Ending(NamedTuple):
@@ -38,6 +47,45 @@ class SchedulerPart:
 
     holds_for: ClassVar[str] = ""
     """What it holds requests for, where `why` has figures: a kind of reason (`step_record.py`)."""
+
+    answers: ClassVar[Mapping[type[Message], Callable[[], Answers]]] = {}
+    """The workers' messages that are this part's, and how those of several ranks become one."""
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        """Return the part for the scheduler's current worker, or None if this worker needs none.
+
+        Args:
+            scheduler: with limits, pages and rows of this worker, and nothing in them.
+            before: the part of an earlier worker. It may go on; whoever is returned gets a `reset`, unless this is the
+                scheduler's first worker.
+        """
+        raise NotImplementedError
+
+    def accepts(self, request: Request) -> Refusal | None:
+        """A request has come, or it waits and the worker is another one: return why it cannot run here."""
+        return None
+
+    def arrived(self, request: Request) -> None:
+        """A request was accepted, and waits."""
+
+    def makes_for(self, request: Request) -> Iterable[Suspect]:
+        """What a worker makes for this request beside its steps, and may die of."""
+        return ()
+
+    def answered(self, message: Any) -> Iterable[Ending]:
+        """The workers have sent one of `answers`; return what must end."""
+        return ()
+
+    def recorded(self, message: Any) -> Mapping[str, Any] | None:
+        """What a recording keeps of such an answer, which is not applied yet: fields of an `Encoded` line, or None."""
+        return None
+
+    def take_messages(self, *, before_plan: bool) -> Iterable[Message]:
+        """Return the messages for the workers since the last call: what must come before the next plan, or behind the
+        one that was made last. After a turn without a plan both are asked for, in this order.
+        """
+        return ()
 
     def admits(self, seq: Sequence, start: Start) -> bool:
         """Whether the head of the queue may enter a row; otherwise this part holds it, off the queue, until it may."""
@@ -96,6 +144,15 @@ class SchedulerPart:
         """How much the worker makes for it beside its steps, or is to make."""
         return 0
 
+    @property
+    def num_unfinished(self) -> int:
+        """How much is still to be done, even without requests, before the process may end."""
+        return 0
+
+    def tier(self) -> Mapping[str, int]:
+        """If it is a tier of pages: how many places there are, and how many in each state; for the live view."""
+        return {}
+
     def why(self, request: Request) -> str:
         """The figures of a request that is held for `holds_for`; "" if there are none."""
         return ""
@@ -104,13 +161,37 @@ class SchedulerPart:
         """The counters, as they are sent to the frontends."""
         raise NotImplementedError
 
+    def holders(self) -> Iterable[PageTables]:
+        """Who holds pages, beside running sequences; for checks."""
+        return ()
+
+    def held_host_pages(self) -> Iterable[int]:
+        """The host's pages that it holds; for checks."""
+        return ()
+
+    def check(self, scheduler: "Scheduler") -> Iterable[tuple[bool, str]]:
+        """What must be true of its state, and whether it is; for checks."""
+        return ()
+
 
 class Parts:
     """The parts that one worker's scheduler has, and who of them overrides what."""
 
-    def __init__(self, found: Iterable[SchedulerPart | None]) -> None:
-        """`found`: in the order in which they are asked; None where one is not there."""
-        self.all = tuple(part for part in found if part is not None)
+    def __init__(self, found: Iterable[SchedulerPart]) -> None:
+        """`found`: in the order in which they are asked."""
+        self.all = tuple(found)
+        self._by_kind = {type(part): part for part in self.all}
+        self._last = self._by_kind  # those of earlier workers, too
+        self.accepts: list[Callable[[Request], Refusal | None]] = self._calls("accepts")
+        self.arrived = self._calls("arrived")
+        self.makes_for: list[Callable[[Request], Iterable[Suspect]]] = self._calls("makes_for")
+        self.answered: dict[type[Message], Callable[[Any], Iterable[Ending]]] = {
+            kind: part.answered for part in self.all for kind in part.answers
+        }
+        self.recorded: dict[type[Message], Callable[[Any], Mapping[str, Any] | None]] = {
+            kind: part.recorded for part in self.all for kind in part.answers
+        }
+        self._takes: list[Callable[..., Iterable[Message]]] = self._calls("take_messages")
         self.admits: list[Callable[[Sequence, Start], bool]] = self._calls("admits")
         self.asked_early: list[Callable[[Sequence, Start], bool]] = [
             part.admits for part in self.all if part.asks_worker
@@ -132,9 +213,31 @@ class Parts:
         self._waking = overriding(SchedulerPart, self.all, "wakes_at")
         self._planning = overriding(SchedulerPart, self.all, "awaits_plan")
         self._making = overriding(SchedulerPart, self.all, "num_in_making")
+        self._finishing = overriding(SchedulerPart, self.all, "num_unfinished")
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: "Parts") -> "Parts":
+        """The parts for a scheduler's current worker; `before`: those of the worker before."""
+        found = (kind.of(scheduler, before._last.get(kind)) for kind in brought("scheduler", SchedulerPart))
+        parts = cls(part for part in found if part is not None)
+        parts._last = before._last | parts._by_kind
+        return parts
+
+    def get(self, kind: type[_Part]) -> _Part | None:
+        """The part of this class, if there is one."""
+        part = self._by_kind.get(kind)
+        return part if isinstance(part, kind) else None
 
     def _calls(self, name: str) -> list[Callable[..., Any]]:
         return calls(SchedulerPart, self.all, name)
+
+    def take_messages(self, *, before_plan: bool) -> list[Message]:
+        """The parts' messages for the workers."""
+        return [message for take in self._takes for message in take(before_plan=before_plan)]
+
+    def refusal(self, request: Request) -> Refusal | None:
+        """Why a request cannot run here, as far as parts know."""
+        return next(filter(None, (accepts(request) for accepts in self.accepts)), None)
 
     @property
     def wakes_at(self) -> float:
@@ -150,6 +253,15 @@ class Parts:
     def num_in_making(self) -> int:
         """How much the worker makes beside its steps, or is to make."""
         return sum(part.num_in_making for part in self._making)
+
+    def tier(self) -> Mapping[str, int]:
+        """The places of a further tier of pages, if there is one, and how many are in each state."""
+        return next(filter(None, (part.tier() for part in self.all)), {})
+
+    @property
+    def num_unfinished(self) -> int:
+        """How much is still to be done before the process may end."""
+        return sum(part.num_unfinished for part in self._finishing)
 
     def stats(self) -> dict[str, Any]:
         """Fields of `EngineStats`."""

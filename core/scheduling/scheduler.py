@@ -14,8 +14,9 @@ from collections.abc import Sequence as ListOf
 from dataclasses import replace
 from math import inf
 
-from penstock.config.options import SchedulerOptions
+from penstock.config import Config
 from penstock.core.batching.registry import make_batching
+from penstock.core.kv.kv_pages import Start
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
 from penstock.core.kv.tiers import TierTotals
@@ -25,11 +26,7 @@ from penstock.core.policies.registry import make_policy
 from penstock.core.policies.view import View
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.batches import Batches
-from penstock.core.scheduling.disk_moves import DiskTotals, make_moves
 from penstock.core.scheduling.drafting import Drafting
-from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.handover.handovers import Handovers
-from penstock.core.scheduling.image_gate import ImageGate, refitted
 from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
@@ -61,8 +58,7 @@ from penstock.ipc.messages import (
     AddRequest,
     EngineStats,
     ErrorCode,
-    GrammarPrepared,
-    ImageEncoded,
+    Message,
     StepPlan,
     StepResult,
     TokenBatch,
@@ -75,8 +71,9 @@ __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultE
 class Scheduler:
     """Admission, batching, pages, prefix reuse and preemption for one worker group."""
 
-    def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
-        self._options = options
+    def __init__(self, config: Config, limits: WorkerLimits) -> None:
+        self.config = config
+        self.options = options = config.scheduler
         self.drafting = Drafting()
         self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
@@ -89,28 +86,25 @@ class Scheduler:
         self.step_size = StepSize(options)
         self.queue_bound = QueueBound(options, self.waiting)
         self.ended: Deltas = {}  # ends of requests that the policy has refused, until `take_ended`
-        self._pace = PrefillPace(
+        self.pace = PrefillPace(
             options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
         )
         self._follow_policy(limits)
         self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
-        self._disk_totals = DiskTotals()
-        self.handovers: Handovers | None = None
         self.trials = Trials()
-        self.grammars = GrammarGate(self.waiting, limits.max_num_seqs, self.trials)
-        self.images: ImageGate | None = None  # only for a vision model
+        self.parts = Parts(())
         self._set_limits(limits)
 
     @classmethod
-    def for_worker(cls, options: SchedulerOptions, hello: WorkerHello) -> "Scheduler":
+    def for_worker(cls, config: Config, hello: WorkerHello) -> "Scheduler":
         """Return a scheduler for the first worker that said hello."""
-        return cls(options, WorkerLimits.of(options, hello))
+        return cls(config, WorkerLimits.of(config.scheduler, hello))
 
     def _follow_policy(self, limits: WorkerLimits) -> None:
         """Set up only the hooks that the policy overrides: the others cost nothing."""
         policy = self.policy
-        policy.max_delay = self._options.max_policy_delay or policy.max_delay
-        self._view = View(self._options, self._pace, limits.max_num_seqs, limits.max_num_batched_tokens)
+        policy.max_delay = self.options.max_policy_delay or policy.max_delay
+        self._view = View(self.options, self.pace, limits.max_num_seqs, limits.max_num_batched_tokens)
         self.levels: Levels | None = None  # otherwise all requests are on one level
         if policy.overrides("key"):
             self.levels = Levels(policy, self.waiting)
@@ -120,34 +114,26 @@ class Scheduler:
 
     def _set_limits(self, limits: WorkerLimits) -> None:
         self.limits, num_stages = limits, limits.num_stages
-        self.max_in_flight = num_stages + self._options.pipeline_depth
+        self.max_in_flight = num_stages + self.options.pipeline_depth
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
         self.drafting.follow(limits)
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self._options.enable_prefix_caching, tier_totals=self.tier_totals,
+            enable_prefix_caching=self.options.enable_prefix_caching, tier_totals=self.tier_totals,
             has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
-        self._swapping = swapping = make_swapping(self._options.preemption, self.kv.tiers, limits, self._pace)
+        self._swapping = swapping = make_swapping(self.options.preemption, self.kv.tiers, limits, self.pace)
         self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs
         self._view.max_num_batched_tokens = limits.max_num_batched_tokens
         self.running = self._view.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
-        self.disk = make_moves(limits.num_disk_places, self.kv, self.waiting, self._disk_totals, self._pace)
-        if limits.hands_over:
-            what = self.kv, self.waiting, limits.namespace, self._options.min_prefill_tokens
-            self.handovers = Handovers(*what, self.handovers)
-        if limits.max_embedding_bytes and self.images is None:
-            self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes, self.trials)
-        self.parts = Parts((self.grammars, self.disk, self.images, self.handovers))
+        self.parts = Parts.of(self, self.parts)
         self._advances = bool(self.parts.advance) or self.levels is not None or self.batches is not None
         self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
         self._admissions = Admissions(
             self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.batches, self.parts,
             self._hooks, limits,
         )  # fmt: skip
-        if self.handovers is not None:
-            self.handovers.arrivals.room_for = self._admissions.room_for
         self._yielding = Yielding(
             self.waiting, self.running, self.policy, self._admissions, swapping, self.totals,
             self._vacate,
@@ -166,19 +152,17 @@ class Scheduler:
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
         max_turns = self.queue_bound.turns_allowed() if self.waiting.num_seqs else 0
-        refusal = check_request(message, self.limits, self.waiting, self._options, max_turns)
+        refusal = check_request(message, self.limits, self.waiting, self.options, max_turns)
         if refusal is not None:
             return refusal
-        if message.handover_from >= 0 and self.handovers is None:
-            return Refusal("internal", "this engine was started without --role: it hands no pages over")
         request = Request(message, owner, self.limits.max_sequence_len, now)
         request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
-        if request.images:
-            refitted(request, self.limits)
+        if refusal := self.parts.refusal(request):
+            return refusal
         if now:
             self.kv.now = now
         if request.is_background:
-            self._pace.learn()  # beside others it gets time that must be known
+            self.pace.learn()  # beside others it gets time that must be known
         if self.batches is not None:
             self.batches.arrived(request)
         if self.levels is not None and (refusal := self.levels.arrived(request, now)) is not None:
@@ -186,11 +170,11 @@ class Scheduler:
         if message.progress:
             self.queue_bound.requeued(len(message.progress))
         if message.num_deaths:
-            bring(request, self.suspects, self.trials)
+            bring(request, self.suspects, self.trials, self.parts)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
-        if message.handover_from >= 0 and self.handovers is not None:
-            self.handovers.departures.begin(request, message.handover_from)
+        for arrived in self.parts.arrived:
+            arrived(request)
         return None
 
     def abort(self, request_id: str, sequence_idx: int = -1, now: float | None = None) -> None:
@@ -236,7 +220,7 @@ class Scheduler:
         self._set_now(now)
         if self.levels is not None:
             self._advance_levels(self.levels, now, deltas)
-        seconds = self._options.queue_timeout
+        seconds = self.options.queue_timeout
         longest = seconds or inf
         late = [
             each for each in self.requests.values() if each.arrived and now - each.arrived > longest and each.is_new
@@ -291,7 +275,7 @@ class Scheduler:
             self._end(*ending, deltas)
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
-            if request.images and (refusal := refitted(request, self.limits)):
+            if refusal := self.parts.refusal(request):
                 self._end(request, refusal.reason, refusal.code, deltas)
                 continue
             for seq in request.shorten(max_len):
@@ -299,19 +283,27 @@ class Scheduler:
                 self._end_sequence(seq, error, "internal", deltas)
         return deltas
 
-    def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
-        """A grammar is ready, or cannot be used; then return the ends of the sequences that need it."""
+    def answered(self, message: Message) -> Deltas:
+        """The workers have sent something that is a part's; return the ends of sequences that cannot go on."""
         deltas: Deltas = {}
-        for request in self.grammars.prepared(message):
-            self._end(request, message.error, "grammar", deltas)
+        for ending in self.parts.answered[type(message)](message):
+            self._end(*ending, deltas)
         return deltas
 
-    def image_encoded(self, message: ImageEncoded) -> Deltas:
-        """An image is embedded, or cannot be; then return the ends of the sequences that need it."""
-        deltas: Deltas = {}
-        for request in [] if self.images is None else self.images.encoded(message):
-            self._end(request, message.error, "internal", deltas)
-        return deltas
+    def take_messages(self, *, before_plan: bool) -> list[Message]:
+        """Return the parts' messages for the workers; see `SchedulerPart.take_messages`.
+
+        What is on trial is asked for when the workers do nothing else.
+        """
+        messages = self.parts.take_messages(before_plan=before_plan)
+        is_due = before_plan and self.is_on_trial and not self.in_flight and self.parts.num_in_making == 1
+        if is_due and (order := self.trials.take_order()) is not None:
+            messages.append(order)
+        return messages
+
+    def room_for(self, seq: Sequence, start: Start) -> tuple[int, int]:
+        """Return how many pages a sequence that begins there needs, and how many it could have now."""
+        return self._admissions.room_for(seq, start)
 
     @property
     def is_on_trial(self) -> bool:
@@ -388,7 +380,7 @@ class Scheduler:
                 num_samples += 1
                 running.to_decode(chunk.seq)
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
-        predicted = self._pace.predicted(starts, chunks) if chunks else None
+        predicted = self.pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
         if lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
@@ -426,7 +418,7 @@ class Scheduler:
         if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
             self._yielding.make_way()
         if running.background or (head is not None and head.request.is_background):
-            return make_room(running, self._pace)
+            return make_room(running, self.pace)
         return None
 
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
@@ -448,7 +440,7 @@ class Scheduler:
             most = min(most, chunk_for_stages(num_pending, num_stages))
         longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
         drafts_us = self.drafting.added_us(num_drafts) if num_drafts else 0.0
-        return PromptRoom(self._pace.room(most, starts, longest_us, drafts_us), background_us, self._pace)
+        return PromptRoom(self.pace.room(most, starts, longest_us, drafts_us), background_us, self.pace)
 
     def _admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission], now: float) -> None:
         """Let waiting sequences enter rows, and note why the next one does not."""
@@ -513,8 +505,8 @@ class Scheduler:
                 if result.drafter_error:
                     self.drafting.stop()
                     self.limits = replace(self.limits, max_drafts=0)
-            self._pace.note(step, result, drafts_us)
-            self.accounts.settle(step, result.num_forward_us, self._pace.step_time.rates, self.kv.now, outcome)
+            self.pace.note(step, result, drafts_us)
+            self.accounts.settle(step, result.num_forward_us, self.pace.step_time.rates, self.kv.now, outcome)
         if result.num_copied_pages and self._swapping is not None:
             self._swapping.note(result)
         if self._hooks.on_step is not None:
@@ -582,7 +574,7 @@ class Scheduler:
 
     def reasons(self) -> Reasons:
         """Return a snapshot of why requests wait now."""
-        return Reasons(self, self._admissions, self._pace, self._blocked_by)
+        return Reasons(self, self._admissions, self.pace, self._blocked_by)
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""

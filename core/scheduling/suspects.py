@@ -13,13 +13,14 @@ request among n crashes every worker, it is found after about log2(n) + 1 deaths
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as ListOf
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.scheduling.trials import Suspect, Trials
+from penstock.core.scheduling.part import Parts
+from penstock.core.scheduling.trials import Trials
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import pack_int32
@@ -63,7 +64,7 @@ class Suspects:
     def blame(self, in_flight: Iterable[InFlightStep], *, is_making: bool) -> Request | None:
         """A worker died with these steps in flight, and all sequences will be recomputed; return a certain culprit.
 
-        `is_making`: whether it also made a grammar or an embedding, which may be guilty instead (`trials.py`).
+        `is_making`: whether it also made something beside its steps, which may be guilty instead (`trials.py`).
 
         Call this before the sequences leave their rows.
         """
@@ -116,26 +117,20 @@ class Suspects:
             del self._marks[request]
 
 
-def bring(request: Request, suspects: Suspects, trials: Trials) -> None:
-    """A request has arrived that may have killed a worker of another engine: by its steps, its grammar or an image."""
+def bring(request: Request, suspects: Suspects, trials: Trials, parts: Parts) -> None:
+    """A request has come that may have killed a worker of another engine: by its steps, or by what is made for it."""
     suspects.bring(request)
-    for key in _made_for(request):
-        trials.suspect(key)
+    for makes_for in parts.makes_for:
+        for key in makes_for(request):
+            trials.suspect(key)
 
 
-def suspect_ids(suspects: Suspects, requests: Iterable[Request], trials: Trials) -> tuple[str, ...]:
-    """The ids of those requests that may have killed a worker, by themselves, by their grammars or by their images."""
+def suspect_ids(suspects: Suspects, requests: Iterable[Request], trials: Trials, parts: Parts) -> tuple[str, ...]:
+    """The ids of those requests that may have killed a worker, by themselves or by what was made for them."""
     found = {request.request_id for request in suspects.requests}
-    found.update(each.request_id for each in requests if any(map(trials.is_suspected, _made_for(each))))
+    for makes_for in parts.makes_for:
+        found.update(each.request_id for each in requests if any(map(trials.is_suspected, makes_for(each))))
     return tuple(found)
-
-
-def _made_for(request: Request) -> Iterator[Suspect]:
-    """What a worker makes for a request beside its steps."""
-    if request.sampling.grammar:
-        yield request.sampling.grammar
-    for image in request.images:
-        yield image.key
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:

@@ -11,12 +11,10 @@ Another engine whose worker has died names its suspects; here, too, they are mad
 
 from collections.abc import Callable
 
-from penstock.ipc.messages import EncodeImage, PrepareGrammar
+from penstock.ipc.messages import Message
 
 Suspect = str | bytes
-"""The text of a grammar, or the key of an image."""
-
-Order = PrepareGrammar | EncodeImage
+"""What a part knows it by: the text of a grammar, or the key of an image."""
 
 ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
 
@@ -31,7 +29,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._suspected: dict[Suspect, None] = {}
-        self._order: Order | None = None  # of the current one, until the worker does nothing else
+        self._order: Message | None = None  # of the current one, until the worker does nothing else
         self.current: Suspect | None = None
         """What is made alone now, or as soon as the worker does nothing else."""
         self.is_unsure = False
@@ -49,11 +47,11 @@ class Trials:
         while len(self._suspected) > _MAX_SUSPECTED:
             del self._suspected[next(iter(self._suspected))]
 
-    def begin(self, key: Suspect, order: Order) -> None:
+    def begin(self, key: Suspect, order: Message) -> None:
         """This suspect's turn has come."""
         self.current, self._order = key, order
 
-    def take_order(self) -> Order | None:
+    def take_order(self) -> Message | None:
         """The worker does nothing: return what it is to make alone, unless it was told before."""
         order, self._order = self._order, None
         return order

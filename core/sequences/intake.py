@@ -1,6 +1,6 @@
 """Which requests the scheduler accepts, and why it refuses the others."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
@@ -12,7 +12,7 @@ from penstock.core.kv.snapshots import Snapshots, SnapshotTotals
 from penstock.core.sequences.drain_rate import DrainRate
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import unpack_int32
-from penstock.ipc.messages import AddRequest, ErrorCode, ImageRef, SamplingParams, WindowGroup, WorkerHello
+from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, WindowGroup, WorkerHello
 from penstock.ipc.page_keys import namespace_of
 from penstock.models.page_limits import longest_sequence
 
@@ -87,13 +87,6 @@ class WorkerLimits:
         """Return the bookkeeping for snapshots, if the worker has places for them."""
         return Snapshots(self.num_snapshots, self.page_size, totals) if self.num_snapshots else None
 
-    @property
-    def longest_image(self) -> int:
-        """Most positions of an image that fit a chunk beside one token, and the guesses, of each row."""
-        num_tokens = self.max_num_batched_tokens - self.max_num_seqs
-        num_tokens -= self.max_num_batched_tokens // PART_BESIDE_PROMPTS if self.max_drafts else 0
-        return max(0, num_tokens)
-
     def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
         """Return the cache's namespace: pages are shared only by prompts that interpret positions in the same way."""
         longest, is_special = self.longest_usual_prompt, self.is_each_length_special
@@ -151,11 +144,6 @@ def check_request(
     num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
     if remainder or not num_prompt_tokens:
         return Refusal("internal", f"the prompt is not an int32 buffer: {len(message.prompt_token_ids)} bytes")
-    if message.images:
-        if message.handover_from >= 0:
-            return Refusal("internal", "the request has images; no other engine reads their pages")
-        if refusal := check_images(message.images, num_prompt_tokens, limits):
-            return refusal
     max_len = limits.max_sequence_len
     if message.sampling.pooling is not None:
         if refusal := _check_pooled(message, num_prompt_tokens, limits):
@@ -191,35 +179,6 @@ def _check_pooled(message: AddRequest, num_prompt_tokens: int, limits: WorkerLim
         return Refusal("internal", "a request for a vector has one sequence, and one token that nothing is asked of")
     if max(params.num_logprobs, params.prompt_logprobs) >= 0 or any(each.token_ids for each in message.progress):
         return Refusal("internal", "a request for a vector has no log-probabilities and no earlier outputs")
-    return None
-
-
-def check_images(images: Sequence[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
-    """Return why the images of a request cannot be computed."""
-    if not limits.max_embedding_bytes or limits.num_stages > 1:
-        return Refusal("internal", "the request has images; this engine computes none")
-    end = 0
-    for image in images:
-        if image.start < end or image.num_embeddings > image.length:
-            return Refusal("internal", f"an image at position {image.start} overlaps the one before, or itself")
-        end = image.start + image.length
-        if limits.images_are_whole and image.length > limits.longest_image:
-            return Refusal(
-                "too_long",
-                f"an image takes {image.length} positions, which this model computes at once; "
-                f"at most {limits.longest_image} fit a step",
-            )
-    longest = max(image.length for image in images) if limits.images_are_whole else 0
-    num_pages = -(-(num_prompt_tokens + 1) // limits.page_size)
-    num_pages += sum(2 + -(-(longest + each.window) // each.page_size) for each in limits.window_groups)
-    if longest and num_pages > limits.num_pages:
-        return Refusal("too_long", f"the request needs {num_pages} pages of KV at once; there are {limits.num_pages}")
-    if end > num_prompt_tokens:
-        return Refusal("internal", f"an image ends at position {end} of a prompt of {num_prompt_tokens}")
-    num_embeddings = sum({image.key: image.num_embeddings for image in images}.values())
-    if num_embeddings * limits.embedding_bytes > limits.max_embedding_bytes:
-        most = limits.max_embedding_bytes // limits.embedding_bytes
-        return Refusal("too_long", f"the images have {num_embeddings} embeddings; at most {most} fit at a time")
     return None
 
 

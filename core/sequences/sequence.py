@@ -62,6 +62,7 @@ class Request:
         "first_token_due",
         "grammar_id",
         "group",
+        "handover_from",
         "has_targets",
         "images",
         "is_background",
@@ -109,6 +110,7 @@ class Request:
         self.marks: dict[int, bytes] | None = None  # of its pages with images, if any
         self.embedding_ids: dict[bytes, int] = {}  # by image key, for the images still needed
         self.prefill_at = () if message.images else message.prefill_at  # engines that may compute the prompt
+        self.handover_from = message.handover_from  # tokens that the engine has for which it is computed; -1: none
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.sampling = message.sampling

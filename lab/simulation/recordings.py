@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.core.recording import lines
-from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.lab.simulation.arrivals import Arrival, ShownImage
 from penstock.lab.simulation.fit import MeasuredStep
 from penstock.lab.simulation.worker import shape_of
+from penstock.parts.recording import lines
+from penstock.parts.recording.reader import Recorded, Recording, Run
 
 
 class Delays(NamedTuple):

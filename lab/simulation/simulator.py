@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from math import inf
 
-from penstock.config import SchedulerOptions
+from penstock.config import Config, SchedulerOptions
 from penstock.core.engine.loop import STATS_INTERVAL
-from penstock.core.engine.step_trace import StepTrace
-from penstock.core.scheduling.orders import has_orders, take_orders
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.messages import (
     AddRequest,
@@ -32,6 +30,7 @@ from penstock.lab.simulation.arrivals import NO_TARGETS, Arrival, ShownImage, Ta
 from penstock.lab.simulation.device import Device, Timing, frontend_waits
 from penstock.lab.simulation.outcomes import Gauge, Outcome, Run
 from penstock.lab.simulation.worker import STOP, ModelledWorker
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 _OWNER = b"clients"
 _WATCH_INTERVAL = 1.0
@@ -93,7 +92,7 @@ class Simulator:
         encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
         """`requests`: the arrivals' messages, in order. `encode_seconds`: of an image, by its number of embeddings."""
-        self.scheduler = Scheduler.for_worker(options, hello)
+        self.scheduler = Scheduler.for_worker(Config(scheduler=options), hello)
         self._options = options
         self._timing = timing
         self._arrivals = arrivals
@@ -155,7 +154,7 @@ class Simulator:
             self._tell(told.values(), now)
         elif encoded_at <= now:
             for message in self._worker.take_encoded(now):
-                self.scheduler.image_encoded(message)
+                self.scheduler.answered(message)
             self._pump(now)
         else:
             if arrival_at <= now:
@@ -187,8 +186,8 @@ class Simulator:
             step = scheduler.schedule(now, with_record=trace is not None)
             if scheduler.ended:
                 self._tell([TokenBatch(0, tuple(deltas)) for deltas in scheduler.take_ended().values()], now)
-            if has_orders(scheduler):
-                self._worker.take_orders(take_orders(scheduler), now)
+            if orders := scheduler.take_messages(before_plan=True):
+                self._worker.take_orders(orders, now)
             if step is None:
                 return
             if trace is not None:

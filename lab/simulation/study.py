@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from penstock.config import Config, ConfigError
 from penstock.config.step_limits import StepLimits
-from penstock.core.engine.step_trace import StepTrace
 from penstock.ipc.messages import PROTOCOL_VERSION, AddRequest, WorkerHello
 from penstock.lab.planning.plan import Plan
 from penstock.lab.simulation.arrivals import Arrival, Targets
@@ -25,6 +24,7 @@ from penstock.lab.simulation.simulator import Simulator, messages
 from penstock.lab.simulation.step_traces import read_trace
 from penstock.models.state_limits import num_empty_pages, num_snapshots
 from penstock.parts.recording.options import RecordingOptions
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 _TYPICAL = Timing(
     request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, admission=250e-6, scheduler=100e-6, transport=300e-6

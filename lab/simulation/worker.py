@@ -5,8 +5,15 @@ from math import inf
 
 import numpy as np
 
-from penstock.core.scheduling.orders import Orders
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, StepPlan, StepResult, WorkerHello
+from penstock.ipc.messages import (
+    DropEmbedding,
+    EncodeImage,
+    ImageEncoded,
+    Message,
+    StepPlan,
+    StepResult,
+    WorkerHello,
+)
 from penstock.ipc.messages.worker import ON_DEVICE
 from penstock.lab.simulation.device import Device, StepShape, Timing
 from penstock.lab.simulation.tower import ModelledTower
@@ -58,7 +65,7 @@ class ModelledWorker:
         """When the scheduler will hear of the next image, if no step comes first."""
         return inf if self._tower is None else self._tower.ready_at + self._one_way
 
-    def take_orders(self, orders: Orders, sent: float) -> None:
+    def take_orders(self, orders: Sequence[Message], sent: float) -> None:
         """Take the orders that the scheduler sent at `sent`; those about images take time."""
         if self._tower is not None:
             about_images = [order for order in orders if isinstance(order, EncodeImage | DropEmbedding)]

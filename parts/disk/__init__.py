@@ -1,1 +1,1 @@
-"""KV pages in files, which survive a restart."""
+"""A tier of the prefix cache in files (docs/kv-tiers.md)."""

@@ -1,1 +1,1 @@
-"""Prompts that one engine computes and another one goes on with."""
+"""Disaggregated prefill: KV pages that go from engine to engine (docs/prefill-decode.md)."""

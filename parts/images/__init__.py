@@ -1,1 +1,1 @@
-"""Images in prompts."""
+"""Pictures in prompts (docs/images.md)."""

@@ -1,1 +1,1 @@
-"""What a scheduler did, in a file that `penstock replay` and `penstock simulate` read."""
+"""Recordings (docs/replay.md), and traces of steps: what a scheduler did, as lines of files."""

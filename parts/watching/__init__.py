@@ -1,1 +1,1 @@
-"""What schedulers do, shown while somebody watches."""
+"""A live view of the scheduler (docs/watching.md), made only while somebody watches."""

@@ -15,12 +15,12 @@ import msgspec
 
 from penstock.config import Config, ConfigError
 from penstock.config.parser import Parser
-from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.ipc.messages import WorkerHello
 from penstock.ipc.process import EXIT_CONFIG
 from penstock.models.check import check_checkpoint
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
+from penstock.parts.recording.reader import Recorded, Recording, Run
 from penstock.replay.options import GROUPS, check_plans, replay_config
 from penstock.replay.outcome import Outcome, StepOutcome
 

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from penstock.config import Config, ConfigError
 from penstock.config.flags import config_from, flags
-from penstock.core.recording.reader import Run
+from penstock.parts.recording.reader import Run
 
 GROUPS = ("model", "scheduler", "worker", "log")
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from penstock.core.recording.lines import NewSequence, Plan, Result, Worker
-from penstock.core.recording.reader import Run
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import NewRow, PrepareGrammar, StepPlan
+from penstock.parts.recording.lines import NewSequence, Plan, Result, Worker
+from penstock.parts.recording.reader import Run
 from penstock.replay.outcome import Name, StepOutcome, first_difference
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.recording.lines import End, read_back
-from penstock.core.recording.reader import Recorded
 from penstock.in_process import InProcessEngine
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, SequenceDelta
+from penstock.parts.recording.lines import End, read_back
+from penstock.parts.recording.reader import Recorded
 from penstock.replay.outcome import Outcome, first_difference
 
 _ENDED = ("stop", "length")

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from penstock.config import Config, ConfigError, WorkerOptions
-from penstock.core.engine.step_trace import StepTrace
 from penstock.core.launch.banner import curl_line, pool_text
 from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
 from penstock.ipc.messages import StepResult
 from penstock.parts.recording.options import RecordingOptions
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 
 def tracing(path: Path | str) -> Config:

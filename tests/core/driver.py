@@ -9,10 +9,9 @@ from math import inf
 
 from msgspec.structs import replace
 
+from penstock.config import Config
 from penstock.config.options import SchedulerOptions
-from penstock.core.scheduling.handover.handovers import Peers
 from penstock.core.scheduling.invariants import check_invariants
-from penstock.core.scheduling.orders import take_orders
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.steps.drafts import FixedLengths
@@ -20,19 +19,27 @@ from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
+    DropStoredKV,
     KVSource,
+    LoadKV,
+    OfferKV,
     SamplingParams,
     SequenceBill,
     SequenceDelta,
     SequenceProgress,
     StepPlan,
     StepResult,
+    StoreKV,
     TokenLogprobs,
     WindowGroup,
     WorkerHello,
 )
+from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.grammars.scheduler import GrammarGate
+from penstock.parts.handover.scheduler.handovers import Handovers, Peers
+from penstock.parts.images.scheduler import ImageGate
 from tests.core.fake_worker import FakeWorker, Guess, Scores
-from tests.core.kv.fake_disk import FakeDisk
+from tests.parts.disk.fake_disk import FakeDisk
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
@@ -177,11 +184,12 @@ def scores_in(table: TokenLogprobs) -> list[Scores]:
 
 def make_scheduler(options: SchedulerOptions, limits: WorkerLimits, *, peers: Peers | None = None) -> Scheduler:
     """`peers`: prefill engines, as `Arrivals` knows them."""
-    scheduler = Scheduler(options, limits)
+    scheduler = Scheduler(Config(scheduler=options), limits)
     if limits.max_drafts:
         scheduler.drafting.lengths = FixedLengths(limits.max_drafts)
-    if peers is not None and scheduler.handovers is not None:
-        scheduler.handovers.arrivals.peers = peers
+    handovers = scheduler.parts.get(Handovers)
+    if peers is not None and handovers is not None:
+        handovers.arrivals.peers = peers
     return scheduler
 
 
@@ -213,6 +221,7 @@ class Driver:
         self.num_accepted = 0  # drafts
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
+        self.offers: list[OfferKV] = []  # of pages to other engines, until somebody takes them
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[SequenceName, list[int]] = {}
         self.finished: dict[SequenceName, SequenceDelta] = {}
@@ -266,38 +275,40 @@ class Driver:
             self.plans.append(step.plan)
             self.num_sent += 1
             self.steps.append(step)
-        if self.scheduler.disk is not None:
-            self.disk.take(self.scheduler.disk.take_messages(), self.num_sent)
+        if (disk := self.scheduler.parts.get(DiskMoves)) is not None:
+            messages = disk.take_messages(before_plan=False)
+            moves = [message for message in messages if isinstance(message, StoreKV | LoadKV | DropStoredKV)]
+            self.disk.take(moves, self.num_sent)
         self.take_orders()
         return step
 
     def take_orders(self) -> None:
-        self.worker.take_orders(take_orders(self.scheduler))
+        messages = self.scheduler.take_messages(before_plan=True)
+        self.offers += [message for message in messages if isinstance(message, OfferKV)]
+        self.worker.take_orders(messages)
 
     def prepare(self) -> bool:
         """Let the worker make one grammar ready, or fail to; False if it is asked for none."""
         if self.worker.to_encode:
-            self.take(self.scheduler.image_encoded(self.worker.encode()))
+            self.take(self.scheduler.answered(self.worker.encode()))
             check_invariants(self.scheduler)
             return True
         if not self.worker.asked:
             return False
-        self.take(self.scheduler.grammar_prepared(self.worker.prepare()))
+        self.take(self.scheduler.answered(self.worker.prepare()))
         check_invariants(self.scheduler)
         return True
 
     @property
     def can_move(self) -> bool:
         """Whether the disk has something to do, or to tell."""
-        return self.scheduler.disk is not None and self.disk.can_answer(self.num_executed)
+        return self.scheduler.parts.get(DiskMoves) is not None and self.disk.can_answer(self.num_executed)
 
     def move(self) -> None:
         """Let the disk do or tell one thing."""
-        disk = self.scheduler.disk
-        assert disk is not None
         answer = self.disk.answer(self.worker, self.num_executed)
         if answer is not None:
-            disk.answered(answer)
+            self.scheduler.answered(answer)
         check_invariants(self.scheduler)
 
     def execute(self) -> None:
@@ -413,17 +424,19 @@ class Driver:
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
         if self.scheduler.kv.tiers is not None:
             assert self.scheduler.kv.tiers.host.num_held == 0
-        if self.scheduler.disk is not None:
-            assert not self.scheduler.disk.fetches()
-            assert self.scheduler.disk.disk.num_moving == 0
+        if (disk := self.scheduler.parts.get(DiskMoves)) is not None:
+            assert not disk.fetches()
+            assert disk.disk.num_moving == 0
         assert self.scheduler.running.num_free_rows == self.limits.max_num_seqs
         assert not self.scheduler.requests
-        assert not len(self.scheduler.grammars)
+        grammars = self.scheduler.parts.get(GrammarGate)
+        assert grammars is not None
+        assert not len(grammars)
         self.take_orders()
         assert not self.worker.grammars
-        if self.scheduler.images is not None:
-            assert not self.scheduler.images.asking()
-            self.scheduler.images.drop_unused()
-            assert not len(self.scheduler.images), "nobody needs an embedding any more"
+        if (images := self.scheduler.parts.get(ImageGate)) is not None:
+            assert not images.asking()
+            images.drop_unused()
+            assert not len(images), "nobody needs an embedding any more"
             self.take_orders()
             assert not self.worker.embeddings

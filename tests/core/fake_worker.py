@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
-from penstock.core.scheduling.orders import Orders
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -27,6 +26,7 @@ from penstock.ipc.messages import (
     GrammarPrepared,
     ImageEncoded,
     ImageRef,
+    Message,
     PrepareGrammar,
     RowImage,
     SamplingParams,
@@ -106,7 +106,7 @@ class FakeWorker(Memory):
         self.encoded: set[int] = set()
         self.num_encoded = 0
 
-    def take_orders(self, orders: Orders) -> None:
+    def take_orders(self, orders: Iterable[Message]) -> None:
         """What the scheduler says of grammars and images. What is dropped may have waited for its trial."""
         for order in orders:
             match order:

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams
-from penstock.core.recording.lines import Encoded
-from penstock.core.recording.reader import Recording
 from penstock.ipc.curve import make_key_file
+from penstock.parts.recording.lines import Encoded
+from penstock.parts.recording.reader import Recording
 from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
 from tests.e2e.test_tcp import free_port

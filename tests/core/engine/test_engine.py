@@ -45,7 +45,7 @@ from penstock.ipc.messages import (
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
 from tests.core.driver import make_request
-from tests.core.scheduling.test_image_gate import image, shows
+from tests.parts.images.test_image_gate import image, shows
 
 PID = 4321
 
@@ -159,14 +159,14 @@ async def test_a_batch_begins_in_time_although_nothing_happens(tmp_path: Path) -
     peers = Peers(tmp_path, SchedulerOptions(batching="dynamic", batch_size=2, batch_wait_ms=600))
     await peers.ready()
     [owner] = peers.engine.frontends._heard
-    peers.engine._changed = lambda: None  # type: ignore[method-assign]  # heartbeats do not plan: only the timer does
+    peers.engine.changed = lambda: None  # type: ignore[method-assign]  # heartbeats do not plan: only the timer does
     for names in ("a", "bc"):  # one that waits for its time; one that is full before it
         peers.engine._pump()
         began = asyncio.get_running_loop().time()
         for name in names:
             request = make_request(name, [1, 2, 3], 1)
-            assert peers.engine._scheduler is not None
-            assert peers.engine._scheduler.add_request(request, owner, monotonic()) is None
+            assert peers.engine.scheduler is not None
+            assert peers.engine.scheduler.add_request(request, owner, monotonic()) is None
             peers.engine._pump()
         plan = await peers.plan()
         waited = asyncio.get_running_loop().time() - began

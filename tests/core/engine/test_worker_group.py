@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from penstock.config import Config, IpcOptions
 from penstock.core.engine import worker_group
 from penstock.core.engine.loop import Engine
+from penstock.core.scheduling.answers import FromAll
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec, deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -35,6 +36,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from penstock.parts.experts.scheduler import Experts
 from tests.core.driver import PAGE_BYTES, hello, make_limits, make_request
 from tests.core.fake_worker import FakeWorker, solo_run
 
@@ -145,7 +147,7 @@ class Group:
     @property
     def suspects(self) -> Collection[object]:
         """Requests over which a worker may have died."""
-        scheduler = self.engine._scheduler
+        scheduler = self.engine.scheduler
         return scheduler.suspects.requests if scheduler is not None else ()
 
     async def send(self, request: AddRequest) -> None:
@@ -354,11 +356,12 @@ async def test_a_grammar_that_one_rank_refuses_leaves_nothing_behind(group: Grou
     await group.until(lambda: first.grammars and second.grammars)
     grammar_id = first.grammars[0].grammar_id
     first.channel.send(GrammarPrepared(grammar_id, "it cannot be used"))
-    workers = group.engine.workers
-    await group.until(lambda: workers._refused)
+    answers = group.engine.workers._answers[GrammarPrepared]
+    assert isinstance(answers, FromAll)
+    await group.until(lambda: answers._failed)
     second.channel.send(GrammarPrepared(grammar_id))
-    await group.until(lambda: not workers._refused)
-    assert not workers._preparing
+    await group.until(lambda: not answers._failed)
+    assert not answers._answers
 
 
 async def test_what_ranks_say_of_themselves_is_added_up(group: Group) -> None:
@@ -386,7 +389,8 @@ async def test_a_rank_may_tell_of_its_experts_before_the_others_are_there(group:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     first = Rank(group, 0, 100)
     first.channel.send(ExpertTokens((LayerTokens(0, 2, {1: 5}),)))
-    await group.until(lambda: errors or group.engine._experts is not None)
+    experts = group.engine.parts.get(Experts)
+    assert experts is not None
+    await group.until(lambda: errors or experts.stats())
     assert not errors
-    assert group.engine._experts is not None
-    assert group.engine._experts.tokens_of_ranks == {"0": 5}
+    assert experts.stats()["expert_tokens"] == {"0": 5}

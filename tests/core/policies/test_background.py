@@ -110,13 +110,13 @@ def test_what_a_step_has_left_is_a_tenth() -> None:
         driver.add(make_request(f"back{i}", [i, *PROMPT], 100, is_background=True))
     while len(scheduler.running.decodes) < 20:
         driver.step()
-    time = scheduler._pace.step_time
+    time = scheduler.pace.step_time
     for number in range(1, 60):  # a millisecond, and 50 us for each row
         time.learn((1.0, number / 64, number * 9 / 65536, 16 / 256, 16 * 8 / 262144), 1000 + 50 * number + 16)
     assert time.is_known
-    left = make_room(scheduler.running, scheduler._pace)
+    left = make_room(scheduler.running, scheduler.pace)
     assert left is not None
-    assert 0 < left <= 0.1 * scheduler._pace.decodes_us(20, 20 * 20)
+    assert 0 < left <= 0.1 * scheduler.pace.decodes_us(20, 20 * 20)
     driver.step()
     driver.run()
     check_outputs(driver)

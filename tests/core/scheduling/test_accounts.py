@@ -79,7 +79,7 @@ class Oracle(Driver):
     def share(
         self, plan: StepPlan, names: list[SequenceName], num_decodes: int, live: list[SequenceName], us: int
     ) -> None:
-        fixed, row, context, token, pair = self.scheduler._pace.step_time.rates
+        fixed, row, context, token, pair = self.scheduler.pace.step_time.rates
         starts, sizes = unpack_int32(plan.start), unpack_int32(plan.num_new)
         works = [
             size * fixed / sum(sizes)
@@ -157,7 +157,7 @@ def test_the_traces_reach_what_they_are_for() -> None:
         late += driver.num_late
         unbilled += driver.unbilled > 0
         deaths += driver.num_deaths
-        learned += driver.scheduler._pace.step_time.rates[2] > 0
+        learned += driver.scheduler.pace.step_time.rates[2] > 0
         recomputed += sum(bill.num_recomputed_tokens > 0 for bill in driver.bills.values())
         saved += sum(bill.num_saved_tokens > 0 for bill in driver.bills.values())
     reached = (late, unbilled, recomputed, deaths, learned, saved)
@@ -187,7 +187,7 @@ def test_a_step_is_shared_by_tokens_before_anything_is_learned() -> None:
 
 def test_long_contexts_pay_for_what_they_read() -> None:
     driver = Driver(make_limits(max_num_batched_tokens=128), pipeline_depth=0)
-    driver.scheduler._pace.step_time.rates = (100.0, 10.0, 1.0, 0.0, 0.0)
+    driver.scheduler.pace.step_time.rates = (100.0, 10.0, 1.0, 0.0, 0.0)
     driver.add(make_request("long", range(99), 2))
     driver.add(make_request("short", range(200, 209), 2))
     timed(driver, 0)

@@ -21,7 +21,7 @@ def reasons(driver: Driver) -> dict[str, str]:
 
 def learn(driver: Driver) -> None:
     """Every step is taken to last 10 milliseconds."""
-    time = driver.scheduler._pace.step_time
+    time = driver.scheduler.pace.step_time
     time._num_learned = 10
     time.weights[:] = [10_000.0, 0.0, 0.0, 0.0, 0.0]
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from penstock.core.scheduling.grammar_gate import MAX_BYTES
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
+from penstock.parts.grammars.scheduler import MAX_BYTES
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import Guess, score_of, shown_prompt, solo_run
 from tests.faults.soak import sized

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.scheduling.trials import Trials
 from penstock.ipc.messages import PrepareGrammar
+from penstock.parts.images.scheduler import ImageGate
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
-from tests.core.scheduling.test_image_gate import image, shows
+from tests.parts.images.test_image_gate import image, shows
 
 PROMPT = list(range(20))
 CAT, DOG, COW = image("cat", 2, 5), image("dog", 8, 5), image("cow", 14, 5)
@@ -77,7 +78,7 @@ def test_an_image_that_was_embedded_alone_is_cleared() -> None:
     driver = with_images(DOG.key)
     driver.add(shows("a", PROMPT, DOG))
     driver.run()
-    images = driver.scheduler.images
+    images = driver.scheduler.parts.get(ImageGate)
     assert images is not None
     assert not driver.scheduler.trials.is_suspected(DOG.key)
     images.drop_unused()
@@ -145,7 +146,7 @@ def test_grammars_are_named_to_other_engines_and_tried_there() -> None:
     first.reset_worker()
     first.add(other)
     scheduler = first.scheduler
-    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.trials)
+    named = suspect_ids(scheduler.suspects, scheduler.requests.values(), scheduler.trials, scheduler.parts)
     assert named == ("a",)
     second = Driver()
     second.add(replace(poison, num_deaths=1))

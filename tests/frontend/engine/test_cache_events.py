@@ -11,8 +11,6 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from penstock.config import Config, IpcOptions, SchedulerOptions
-from penstock.core.engine import cache_news
-from penstock.core.engine.cache_news import CacheNews
 from penstock.core.engine.frontends import Frontends, Order
 from penstock.core.kv.content_keys import node_key
 from penstock.frontend.engine.book import RequestBook
@@ -31,6 +29,8 @@ from penstock.ipc.messages import (
     ListCache,
     ToFrontend,
 )
+from penstock.parts.routing import scheduler as cache_news
+from penstock.parts.routing.scheduler import CacheNews
 from tests.core.driver import Driver, make_limits, make_request
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.config import SchedulerOptions
+from penstock.config import Config, SchedulerOptions
 from penstock.core.kv.cache_changes import CacheChanges
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.frontend.engine.book import Bill, LiveRequest
@@ -72,7 +72,7 @@ class VirtualEngine:
     def __init__(self, number: int, num_pages: int, num_rows: int, num_links: int) -> None:
         limits = make_limits(num_pages, PAGE_SIZE, num_rows, 512, 4096, 5000)
         options = SchedulerOptions(max_num_seqs=num_rows, max_num_batched_tokens=512, pipeline_depth=0)
-        self.scheduler = Scheduler.for_worker(options, hello(limits))
+        self.scheduler = Scheduler.for_worker(Config(scheduler=options), hello(limits))
         self.worker = ModelledWorker(Steady(), hello(limits), Timing(), number, None)
         self.is_planned = False
         self.num_events = 0

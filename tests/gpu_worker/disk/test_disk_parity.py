@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from penstock.core.scheduling import disk_moves
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.scheduler import DiskMoves
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine
@@ -21,8 +22,9 @@ SAMPLING = SamplingParams(max_tokens=12, temperature=0.0)
 def opened(folder: Path, **options: object) -> Engine:
     """An engine that reads what it finds, although such a model computes quicker than it reads."""
     engine = Engine(folder, pipeline_depth=1, **options)
-    assert engine.scheduler.disk is not None
-    engine.scheduler.disk._predict_us = lambda start, num_tokens: 0.0
+    disk = engine.scheduler.parts.get(DiskMoves)
+    assert disk is not None
+    disk._predict_us = lambda start, num_tokens: 0.0
     return engine
 
 

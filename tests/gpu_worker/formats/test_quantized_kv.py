@@ -12,7 +12,6 @@ import torch
 
 from penstock.config import ConfigError
 from penstock.config.options import ModelImpl
-from penstock.core.scheduling import disk_moves
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, page_bytes, page_groups
 from penstock.ipc.messages import SamplingParams
@@ -20,6 +19,8 @@ from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.lab.planning.costs import kv_head_bytes
 from penstock.models.check import check_checkpoint
 from penstock.models.finding.registry import open_checkpoint
+from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.scheduler import DiskMoves
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -101,8 +102,9 @@ def test_a_disk_keeps_pages_of_each_type_apart(
     for of_others in ("fp8_e4m3", "int4", name):  # of fp8 e4m3 and e5m2, pages have as many bytes as of int8
         engine = Engine(folder, **options, kv_cache_dtype=of_others)
         try:
-            assert engine.scheduler.disk is not None
-            engine.scheduler.disk._predict_us = lambda start, num_tokens: 0.0
+            disk = engine.scheduler.parts.get(DiskMoves)
+            assert disk is not None
+            disk._predict_us = lambda start, num_tokens: 0.0
             assert engine.scheduler.stats().disk.num_cached == 0
             for prompt in PROMPTS:
                 engine.run([prompt], GREEDY)
@@ -110,8 +112,9 @@ def test_a_disk_keeps_pages_of_each_type_apart(
             engine.close()
     engine = Engine(folder, **options, kv_cache_dtype=name)
     try:
-        assert engine.scheduler.disk is not None
-        engine.scheduler.disk._predict_us = lambda start, num_tokens: 0.0
+        disk = engine.scheduler.parts.get(DiskMoves)
+        assert disk is not None
+        disk._predict_us = lambda start, num_tokens: 0.0
         assert engine.scheduler.stats().disk.num_cached > 0
         assert [engine.run([prompt], GREEDY)[0][0] for prompt in PROMPTS] == expected
         assert engine.scheduler.stats().disk.num_loaded > 0

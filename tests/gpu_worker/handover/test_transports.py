@@ -16,7 +16,6 @@ import pytest
 import torch
 import zmq
 
-from penstock.core.engine.prefill_links import unlike
 from penstock.gpu_worker.devices.cpu import shared_zeros
 from penstock.gpu_worker.devices.device import Lane
 from penstock.gpu_worker.handover.offers import Offers
@@ -37,6 +36,7 @@ from penstock.ipc.messages import (
     StopReceivingKV,
     ToReader,
 )
+from penstock.parts.handover.scheduler.prefill_links import unlike
 
 SHAPE = (6, 40, 512)
 

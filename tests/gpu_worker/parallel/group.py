@@ -126,7 +126,7 @@ class GroupEngine(Scored):
         self.hello = group.start(config)
         self.runner: Any = _Runner(group)
         self._disk = None
-        self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending = deque()
         self._num_added = 0
         self.outputs, self.last_delta, self.logprobs = {}, {}, {}

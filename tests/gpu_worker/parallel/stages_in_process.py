@@ -148,7 +148,7 @@ class StagedEngine(Engine):
         self.runner = self.stages  # type: ignore[assignment]
         self._disk = None
         limits = start_limits(config, self.hello)
-        self.scheduler = Scheduler(config.scheduler, limits)
+        self.scheduler = Scheduler(config, limits)
         if texts is not None:
             for each in self.stages.started:
                 each.runner.draft_with(partial(Remembered, texts))

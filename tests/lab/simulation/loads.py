@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
-from penstock.core.engine.step_trace import StepTrace
 from penstock.lab.simulation.arrivals import Arrival
 from penstock.lab.simulation.device import Device, StepShape, Timing
 from penstock.lab.simulation.simulator import Simulator
 from penstock.lab.simulation.study import Load, Machine
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 
 class KnownDevice(NamedTuple):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from penstock.config import ConfigError
-from penstock.core.engine.step_trace import StepTrace
 from penstock.lab.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
 from penstock.lab.simulation.device import StepShape, Timing, frontend_waits
 from penstock.lab.simulation.figures import figures
@@ -18,6 +17,7 @@ from penstock.lab.simulation.fit import FittedDevice, MeasuredStep, Spread, fit_
 from penstock.lab.simulation.recordings import Delays
 from penstock.lab.simulation.step_traces import read_trace
 from penstock.lab.simulation.study import Machine, Measured, measured, with_clients
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 from tests.lab.simulation.loads import KnownDevice, machine, simulator
 
 AS_EXPECTED = Spread((1.0,), (0.0,))

@@ -6,7 +6,10 @@ import msgspec
 import pytest
 
 from penstock.config import Config
-from penstock.core.recording.lines import (
+from penstock.ipc.codec import pack_int32
+from penstock.lab.simulation.device import StepShape
+from penstock.lab.simulation.study import measured
+from penstock.parts.recording.lines import (
     AnyLine,
     Arrival,
     End,
@@ -18,9 +21,6 @@ from penstock.core.recording.lines import (
     encoded,
     told,
 )
-from penstock.ipc.codec import pack_int32
-from penstock.lab.simulation.device import StepShape
-from penstock.lab.simulation.study import measured
 from tests.lab.simulation.loads import machine
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bench.shapes_folder import shape_folder
-from penstock.core.engine.step_trace import StepTrace
 from penstock.lab.commands.simulate import main
 from penstock.lab.simulation.arrivals import Bursts, Shape, draw, write
 from penstock.lab.simulation.device import Timing
+from penstock.parts.recording.scheduler.step_trace import StepTrace
 from tests.lab.simulation.loads import machine, simulator
 
 MODEL = [str(shape_folder("llama-3.1-8b")), "--gpu", "h100"]

@@ -1,0 +1,1 @@
+"""Structured output: which tokens a row may draw next (docs/structured-output.md)."""

@@ -1,0 +1,229 @@
+"""Lets a waiting request with a grammar enter a row only once the worker has prepared the grammar.
+
+    head of the queue ── admits? ──▶ ready: it enters
+                             │ not yet: the worker is asked once per text, the request is held beside the queue
+                             ▼
+    PrepareGrammar ──▶ worker, beside its steps ──▶ GrammarPrepared: held requests are queued again
+
+A grammar is live from the time the worker is asked for it until no request needs it. Live grammars are limited in
+number and in bytes, to bound the worker's memory; a request that finds no room is held until there is some. Pure
+bookkeeping, like the scheduler that owns it.
+
+A worker may die of the grammar that it is preparing, or of the step that it computes meanwhile: see `trials.py`.
+"""
+
+from collections import deque
+from collections.abc import Sequence as ListOf
+from operator import attrgetter
+from typing import TYPE_CHECKING, Self
+
+from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.answers import FromAll
+from penstock.core.scheduling.part import Ending, SchedulerPart
+from penstock.core.scheduling.step_record import GRAMMAR
+from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
+from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, Message, PrepareGrammar
+
+if TYPE_CHECKING:
+    from penstock.core.scheduling.scheduler import Scheduler
+
+MAX_BYTES = 1 << 30
+"""Limit over all live grammars in the worker, by their estimated sizes."""
+
+BYTES_IN_USE = 4 << 20
+"""Bytes that an ordinary grammar's automaton grows beyond its initial size while rows use it."""
+
+Messages = list[PrepareGrammar | DropGrammar]
+
+
+class _Live:
+    """A grammar that the worker has, or is preparing."""
+
+    __slots__ = ("grammar_id", "is_ready", "num_bytes", "text", "users")
+
+    def __init__(self, grammar_id: int, text: str, num_bytes: int) -> None:
+        self.grammar_id = grammar_id
+        self.text = text
+        self.num_bytes = num_bytes
+        self.users: dict[Request, None] = {}
+        self.is_ready = False
+
+
+class GrammarGate(SchedulerPart):
+    """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
+
+    __slots__ = (
+        "_holds_for_trial",
+        "_ids",
+        "_live",
+        "_max_live",
+        "_no_room",
+        "_num_bytes",
+        "_num_made",
+        "_unanswered",
+        "_waiting",
+        "messages",
+        "trials",
+    )
+
+    asks_worker, answers = True, {GrammarPrepared: lambda: FromAll(attrgetter("grammar_id"))}
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
+        if before is None:
+            return cls(scheduler.waiting, scheduler.limits.max_num_seqs, scheduler.trials)
+        return before
+
+    def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
+        self._waiting = waiting
+        self._max_live = max_live
+        self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
+        self._ids: dict[int, _Live] = {}
+        self._unanswered: set[int] = set()  # the worker may prepare them, even if they were dropped meanwhile
+        self._num_made = 0  # ids are never reused
+        self._num_bytes = 0
+        self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
+        self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
+        self.messages: Messages = []  # for the worker, until they are taken
+        self.trials = trials
+        trials.at_end.append(self._ask_again)
+        """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def admits(self, seq: Sequence, start: Start) -> bool:
+        request, sampling = seq.request, seq.request.sampling
+        if not sampling.grammar:
+            return True
+        live = self._live.get(sampling.grammar)
+        if live is None:
+            num_bytes = sampling.grammar_bytes + BYTES_IN_USE
+            has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
+            is_suspected = self.trials.is_suspected(sampling.grammar)
+            is_busy = self.trials.current is not None or (is_suspected and self.num_in_making > 0)
+            if (self._live and not has_room) or is_busy:
+                self._holds_for_trial |= is_busy
+                self._no_room.append(request)
+                self._waiting.hold(request, GRAMMAR)
+                return False
+            live = self._add(sampling.grammar, num_bytes)
+            if is_suspected:
+                self.trials.begin(sampling.grammar, self._take_last())
+        live.users[request] = None
+        request.grammar_id = live.grammar_id
+        if not live.is_ready:
+            self._waiting.hold(request, GRAMMAR)
+        return live.is_ready
+
+    def makes_for(self, request: Request) -> tuple[str, ...]:
+        grammar = request.sampling.grammar
+        return (grammar,) if grammar else ()
+
+    def answered(self, message: GrammarPrepared) -> list[Ending]:
+        """Queue the requests held for a grammar that is now ready; those end for which it cannot be used."""
+        live = self._ids.get(message.grammar_id)
+        self._unanswered.discard(message.grammar_id)
+        if live is None or live.is_ready:
+            self._ask_again()
+            return []  # no request needs it any more
+        live.is_ready = not message.error
+        self.trials.settled(live.text)
+        self._ask_again()
+        if message.error:
+            return [Ending(request, message.error, "grammar") for request in live.users]
+        for request in reversed(live.users):  # each goes to the head of its line
+            self._waiting.release(request)
+        return []
+
+    def leave(self, request: Request) -> None:
+        if not request.sampling.grammar:
+            return
+        live = self._ids.get(request.grammar_id)
+        request.grammar_id = 0
+        if live is not None:
+            del live.users[request]
+            if live.users:
+                return
+            del self._live[live.text], self._ids[live.grammar_id]
+            self._num_bytes -= live.num_bytes
+            self.messages.append(DropGrammar(live.grammar_id))
+            if self.trials.num_untold and self.trials.current == live.text:
+                self._unanswered.discard(live.grammar_id)
+            self.trials.abandoned(live.text)
+            self._ask_again()
+        # Do this even if it had no live grammar: it may have been next to use the room of a request that left before.
+        while self._no_room and len(self._live) < self._max_live:
+            if self._waiting.release(self._no_room.popleft()):
+                return  # it asks again at the head of the queue
+
+    def let_go(self, request: Request) -> None:
+        if request.grammar_id:
+            self.leave(request)
+
+    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
+        if not before_plan or not self.messages:
+            return ()
+        messages, self.messages = self.messages, []
+        return messages
+
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
+        """Forget the old worker's grammars: each is requested again when its requests' turn comes.
+
+        Args:
+            limits: of the new worker.
+            has_died: whether the old one died, for whatever reason.
+
+        Returns:
+            The requests that need the grammar that killed it.
+        """
+        self._max_live = limits.max_num_seqs
+        culprits: list[Request] = []
+        unready = next((live for live in self._live.values() if not live.is_ready), None)
+        if has_died and unready is not None:  # the worker prepares one at a time
+            guilty = self.trials.blame(unready.text)
+            culprits = [] if guilty is None else list(unready.users)
+        for live in self._live.values():
+            for request in live.users:
+                request.grammar_id = 0
+        self._live.clear()
+        self._ids.clear()
+        self._unanswered.clear()
+        self._num_bytes = 0
+        self._no_room.clear()
+        self._holds_for_trial = False
+        self.messages.clear()
+        self._waiting.release_all()
+        return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
+
+    @property
+    def num_in_making(self) -> int:
+        return len(self._unanswered)
+
+    def _ask_again(self) -> None:
+        """Let those ask again that were held because a suspect was made alone, or was to be."""
+        if not self._holds_for_trial or self.trials.current is not None or self.num_in_making:
+            return
+        self._holds_for_trial = False
+        while self._no_room:  # each goes to the head of its line
+            self._waiting.release(self._no_room.pop())
+
+    def _take_last(self) -> PrepareGrammar:
+        message = self.messages.pop()
+        assert isinstance(message, PrepareGrammar)
+        return message
+
+    def _add(self, text: str, num_bytes: int) -> _Live:
+        self._num_made += 1
+        live = _Live(self._num_made, text, num_bytes)
+        self._live[text] = self._ids[live.grammar_id] = live
+        self._unanswered.add(live.grammar_id)
+        self._num_bytes += num_bytes
+        self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
+        return live
+
+
+PARTS = (GrammarGate,)

@@ -1,0 +1,1 @@
+"""The choice of an engine by what its prefix cache holds (docs/routing.md)."""
