@@ -1,44 +1,65 @@
 """POST /v1/messages and /v1/messages/count_tokens"""
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import AsyncGenerator
 
 import msgspec
 
-from penstock.frontend.anthropic.course import FRAMING, MessageCourse
-from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessagesRequest, MessageTokensCount
-from penstock.frontend.anthropic.validate import ValidMessages, validate_messages, validate_prompt
-from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, read, run
+from penstock.frontend.anthropic.course import PING, MessageCourse
+from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessageTokensCount
+from penstock.frontend.anthropic.validate import validate_messages, validate_prompt
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chat import submit_chat
+from penstock.frontend.api.run import Run
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
-from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.parsing.parser import OutputFormat
-from penstock.frontend.validation.common import Rules
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 
 
-async def _job(service: Service, record: RequestRecord, request: MessagesRequest, rules: Rules, num_bytes: int) -> Job:
+async def create_message(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    request, num_bytes = await read(MESSAGES, record, body), len(body)
+    rules = await service.admit()
     valid = validate_messages(request, rules, service.model)
-
-    async def prepare() -> Prepared:
+    hides_thinking = valid.hides_thinking
+    del body, request  # they may be large
+    with service.reserve(record, valid.chat.common, num_bytes):
         conversation = valid.chat.conversation
         record.warnings += conversation.warnings
         prompt = await service.prompts.render_and_encode(conversation, rules, record)
-        prepared = prepared_chat(service, valid.chat, prompt, partial(MessageCourse, valid), partial(_whole, valid))
-        return replace(prepared, is_prompt_only=valid.is_prompt_only, framing=FRAMING)
+        run, output_format = await submit_chat(service, record, valid.chat, prompt, is_prompt_only=valid.is_prompt_only)
+    del valid, conversation  # it may be large too, and generating takes long
+    with run:
+        course = MessageCourse(run, output_format, hides_thinking=hides_thinking)
+        if not run.valid.stream:
+            [answer] = await run.answers()
+            course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
+            return Reply(await course.finished())
+        await run.first_news()
+        return run.streamed(_stream(run, course, course.opening()))
 
-    return Job(valid.chat.common, prepare)
 
-
-create_message = partial(run, MESSAGES, _job)
-"""The handler."""
-
-
-async def _whole(valid: ValidMessages, output_format: OutputFormat, run: Run) -> bytes:
-    course = MessageCourse(valid, output_format, run)
-    [answer] = await run.answers()
-    course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-    return await course.finished()
+async def _stream(run: Run, course: MessageCourse, opening: bytes) -> AsyncGenerator[bytes, None]:
+    """The events as they come: the opening, those of the output, the end."""
+    unsent = opening
+    try:
+        if not run.generation.has_news:
+            yield unsent or PING  # shows the client that its request was accepted
+            unsent = b""
+        async for events in run.generation:
+            for event in events:
+                unsent += course.event(event)
+            if unsent or not events:
+                yield unsent or PING
+                unsent = b""
+        yield await course.end()
+    except Exception as error:
+        yield unsent + course.failure(run.failed(error))
+    finally:
+        run.finish()
 
 
 async def count_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:

@@ -396,23 +396,24 @@ class Service:
                 log.warning("streams not resumable at other frontends", reason=str(error))
             self.siblings = siblings
 
-    async def admit(self, record: RequestRecord) -> Rules:
-        """Accept a request before anything expensive is done for it; return the rules to validate it by.
+    async def admit(self) -> Rules:
+        """Return the rules to validate a request by, once an engine is ready.
 
         Raises:
-            ShuttingDown, Unavailable, Overloaded: if it cannot be served now.
+            ShuttingDown, Unavailable: if it cannot be served now.
         """
         if self.generations.is_draining:
             raise ShuttingDown("the server is shutting down", retry_after=5)
         if self.engine.facts is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
-        self.engine.queue.check(tenant=record.tenant)
         return self.rules()
 
     def reserve(
-        self, record: RequestRecord, valid: ValidRequest, num_bytes: int, num_prompts: int
+        self, record: RequestRecord, valid: ValidRequest, num_bytes: int, num_prompts: int = 1
     ) -> AbstractContextManager[None]:
-        """Reserve room in the queue while a request's prompts are tokenized. No text has more tokens than bytes.
+        """Reserve room in the queue until the engine has the request: nothing expensive is done for one without room.
+
+        Its prompts are still to be tokenized; no text has more tokens than bytes.
 
         Raises:
             InvalidParameter: the request has more sequences than this server, or its API key, allows.
