@@ -22,7 +22,7 @@ from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.api.usage import bill_as_sent
-from penstock.frontend.embeddings.handlers import floats, read_embedding
+from penstock.frontend.embeddings.embeddings import floats, read_embedding
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineLink

@@ -15,7 +15,7 @@ from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
-from penstock.frontend.draws import CLOCK
+from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply

@@ -6,7 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.frontend.api.run import Run
-from penstock.frontend.draws import CLOCK
+from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange import sse
 

@@ -14,7 +14,7 @@ from penstock.frontend.api.infill import filled_prompts, infill_format, with_end
 from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.run import Answer, Run, submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.draws import CLOCK
+from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest

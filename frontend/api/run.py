@@ -232,7 +232,9 @@ async def submit(
     tokenizer = service.model.tokenizer
     sampling = await _sampling(tokenizer, valid, grammar, prompts, record.warnings, is_strict=is_strict)
     rules = OutputRules(
-        make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens, shown=shown),
+        tokenizer=tokenizer,
+        skip_special_tokens=valid.skip_special_tokens,
+        shown=shown,
         stop=await _stop_strings(tokenizer, valid),
         include_stop=valid.include_stop,
         min_tokens=valid.sampling.min_tokens,

@@ -33,7 +33,7 @@ from penstock.frontend.errors import (
 from penstock.frontend.schema import Timings
 from penstock.frontend.targets import Targets
 from penstock.frontend.text.stop_strings import StopMatcher, StopStrings
-from penstock.frontend.text.tokenizer import Detokenizer
+from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
 
 StopReason = str | int | None
@@ -61,7 +61,9 @@ class SequenceEvent:
 class OutputRules:
     """How token ids become the text that a client sees."""
 
-    make_detokenizer: Callable[[], Detokenizer]
+    tokenizer: TextTokenizer
+    skip_special_tokens: bool = True
+    shown: frozenset[int] = frozenset()  # special tokens that are never skipped
     stop: StopStrings | None = None
     include_stop: bool = False
     min_tokens: int = 0
@@ -76,7 +78,9 @@ class SequenceText:
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
-        self._detokenizer = rules.make_detokenizer()
+        self._detokenizer = rules.tokenizer.detokenizer(
+            skip_special_tokens=rules.skip_special_tokens, shown=rules.shown
+        )
         self._matcher = None if rules.stop is None else StopMatcher(rules.stop)
         self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores

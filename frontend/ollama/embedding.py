@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.frontend.api.body import read
 from penstock.frontend.api.service import Service
-from penstock.frontend.embeddings.handlers import Vectors, floats, read_embedding, submit_inputs
+from penstock.frontend.embeddings.embeddings import Vectors, floats, read_embedding, submit_inputs
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.embeddings.validate import ValidEmbedding
 from penstock.frontend.exchange.replies import Reply, RequestRecord

@@ -14,13 +14,13 @@ from penstock.frontend.api.body import read
 from penstock.frontend.api.chat import submit_chat
 from penstock.frontend.api.run import Run
 from penstock.frontend.api.service import Service
-from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.errors import InvalidParameter, ServerError
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.parsing.parser import OutputFormat, ReasoningCounter, parse_message
-from penstock.frontend.responses.course import response_usage
 from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.response_writer import response_usage
 from penstock.frontend.responses.summaries import sealed
 from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response

@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.image_source import ImageLimits

@@ -27,7 +27,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 """Keeps a silent stream alive."""
 
 
-class MessageCourse:
+class MessageWriter:
     """One message from its first event to the last."""
 
     def __init__(self, run: Run, output_format: OutputFormat, *, hides_thinking: bool) -> None:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.api.run import Run
-from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
@@ -35,7 +35,7 @@ from penstock.frontend.streams.keeper import StreamStopped
 log = structlog.get_logger()
 
 
-class ResponseCourse:
+class ResponseWriter:
     """One response from its first event to the last."""
 
     def __init__(self, run: Run, valid: ValidResponse, output_format: OutputFormat) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from penstock.frontend.anthropic.course import PING, MessageCourse
+from penstock.frontend.anthropic.message_writer import PING, MessageWriter
 from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessageTokensCount
 from penstock.frontend.anthropic.validate import validate_messages, validate_prompt
 from penstock.frontend.api.body import read
@@ -33,16 +33,16 @@ async def create_message(service: Service, record: RequestRecord, body: bytes) -
         run, output_format = await submit_chat(service, record, valid.chat, prompt, is_prompt_only=valid.is_prompt_only)
     del valid, conversation  # it may be large too, and generating takes long
     with run:
-        course = MessageCourse(run, output_format, hides_thinking=hides_thinking)
+        writer = MessageWriter(run, output_format, hides_thinking=hides_thinking)
         if not run.valid.stream:
             [answer] = await run.answers()
-            course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-            return Reply(await course.finished())
+            writer.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
+            return Reply(await writer.finished())
         await run.first_news()
-        return run.streamed(_stream(run, course, course.opening()))
+        return run.streamed(_stream(run, writer, writer.opening()))
 
 
-async def _stream(run: Run, course: MessageCourse, opening: bytes) -> AsyncGenerator[bytes, None]:
+async def _stream(run: Run, writer: MessageWriter, opening: bytes) -> AsyncGenerator[bytes, None]:
     """The events as they come: the opening, those of the output, the end."""
     unsent = opening
     try:
@@ -51,13 +51,13 @@ async def _stream(run: Run, course: MessageCourse, opening: bytes) -> AsyncGener
             unsent = b""
         async for events in run.generation:
             for event in events:
-                unsent += course.event(event)
+                unsent += writer.event(event)
             if unsent or not events:
                 yield unsent or PING
                 unsent = b""
-        yield await course.end()
+        yield await writer.end()
     except Exception as error:
-        yield unsent + course.failure(run.failed(error))
+        yield unsent + writer.failure(run.failed(error))
     finally:
         run.finish()
 

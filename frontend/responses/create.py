@@ -17,8 +17,8 @@ from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.responses.background import check_background, in_background
-from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.response_writer import ResponseWriter
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules
@@ -43,15 +43,15 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         record.warnings += valid.chat.conversation.warnings
         run, output_format = await submit_chat(service, record, valid.chat, prompt)
     with run:
-        course = ResponseCourse(run, valid, output_format)
+        writer = ResponseWriter(run, valid, output_format)
         if not run.valid.stream:
-            return Reply(await _response(run, course))
+            return Reply(await _response(run, writer))
         await run.first_news()
-        reply = run.streamed(_stream(run, course, course.opening()))
-        return await in_background(reply, course, is_streamed=is_streamed) if valid.background else reply
+        reply = run.streamed(_stream(run, writer, writer.opening()))
+        return await in_background(reply, writer, is_streamed=is_streamed) if valid.background else reply
 
 
-async def _stream(run: Run, course: ResponseCourse, opening: bytes) -> AsyncGenerator[bytes, None]:
+async def _stream(run: Run, writer: ResponseWriter, opening: bytes) -> AsyncGenerator[bytes, None]:
     """The events as they come: the opening, those of the output, the complete response."""
     unsent = opening
     try:
@@ -60,13 +60,13 @@ async def _stream(run: Run, course: ResponseCourse, opening: bytes) -> AsyncGene
             unsent = b""
         async for events in run.generation:
             for event in events:
-                unsent += course.event(event)
+                unsent += writer.event(event)
             if unsent or not events:
                 yield unsent or sse.KEEP_ALIVE
                 unsent = b""
-        yield await course.end()
+        yield await writer.end()
     except Exception as error:
-        yield unsent + course.failure(run.failed(error))
+        yield unsent + writer.failure(run.failed(error))
     finally:
         run.finish()
 
@@ -96,16 +96,16 @@ def _check_conversation(items: bytes) -> None:
         ) from None
 
 
-async def _response(run: Run, course: ResponseCourse) -> bytes:
+async def _response(run: Run, writer: ResponseWriter) -> bytes:
     """The body of a complete answer."""
     if run.valid.logprobs.output >= 0:  # event by event, to see which of them belong to the message
         async for events in run.generation:
             for event in events:
-                course.take(event)
+                writer.take(event)
     else:
         [answer] = await run.answers()
-        course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-    return await course.finished()
+        writer.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
+    return await writer.finished()
 
 
 async def count_input_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:
