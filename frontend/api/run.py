@@ -75,7 +75,7 @@ class Run:
     sampling: list[SamplingParams]  # one for each prompt
     grammar: Grammar
     generation: Generation
-    _is_streamed: bool = False
+    _is_streamed: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
         return self

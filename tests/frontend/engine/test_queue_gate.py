@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from penstock.frontend.engine.link import MAX_RETRY_SECONDS, Load, QueueGate, re
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from penstock.ipc.queue_turns import WaitingCounts
-from tests.frontend.http_client import complete, error_of
+from tests.frontend.http_client import HELLO, chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer
 
 IDLE = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, is_ready=True)
@@ -203,6 +204,24 @@ def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
     gate.check(10, tenant="new")
     with pytest.raises(Overloaded):
         gate.check(11, tenant="new")
+
+
+def test_a_request_asks_once(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Counting(QueueGate):
+        def check(self, *of_request: Any, **named: Any) -> None:
+            asked.append(of_request)
+            super().check(*of_request, **named)
+
+    monkeypatch.setattr(live.server.service.engine.queue, "__class__", Counting)
+    assert chat(live).status == 200
+    assert complete(live, n=2).status == 200
+    assert post(live, "/v1/messages", {"messages": HELLO, "max_tokens": 4}).status == 200
+    assert post(live, "/v1/responses", {"input": "Hello"}).status == 200
+    assert post(live, "/api/chat", {"messages": HELLO, "stream": False}).status == 200
+    assert post(live, "/v1/embeddings", {"input": ["Hello", "there"]}).status == 200
+    assert [num_seqs for num_seqs, *_ in asked] == [1, 2, 1, 1, 1, 2]
 
 
 def test_places_come_back_whatever_becomes_of_a_request(live: LiveServer) -> None:
