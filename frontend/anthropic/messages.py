@@ -22,14 +22,14 @@ async def create_message(service: Service, record: RequestRecord, body: bytes) -
         ApiError: before the first byte.
     """
     request, num_bytes = await read(MESSAGES, record, body), len(body)
-    rules = await service.admit()
-    valid = validate_messages(request, rules, service.model)
-    hides_thinking = valid.hides_thinking
-    del body, request  # they may be large
-    with service.reserve(record, valid.chat.common, num_bytes):
+    with await service.admit(record, num_bytes) as admission:
+        valid = validate_messages(request, admission.rules, service.model)
+        admission.hold(valid.chat.common)
+        hides_thinking = valid.hides_thinking
+        del body, request  # they may be large
         conversation = valid.chat.conversation
         record.warnings += conversation.warnings
-        prompt = await service.prompts.render_and_encode(conversation, rules, record)
+        prompt = await service.prompts.render_and_encode(conversation, admission.rules, record)
         run, output_format = await submit_chat(service, record, valid.chat, prompt, is_prompt_only=valid.is_prompt_only)
     del valid, conversation  # it may be large too, and generating takes long
     with run:

@@ -45,13 +45,13 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         ApiError: before the first byte.
     """
     request, num_bytes = await read(schema.CHAT, record, body), len(body)
-    rules = await service.admit()
-    valid = validate_chat(request, rules, service.model.template)
-    has_functions = valid.has_functions
-    del body, request  # they may be large
-    with service.reserve(record, valid.common, num_bytes):
+    with await service.admit(record, num_bytes) as admission:
+        valid = validate_chat(request, admission.rules, service.model.template)
+        admission.hold(valid.common)
+        has_functions = valid.has_functions
+        del body, request  # they may be large
         record.warnings += valid.conversation.warnings
-        prompt = await service.prompts.render_and_encode(valid.conversation, rules, record)
+        prompt = await service.prompts.render_and_encode(valid.conversation, admission.rules, record)
         prompt = valid.common.truncated_chat(prompt)
         run, output_format = await submit_chat(service, record, valid, prompt)
     del valid  # its conversation may be large too, and generating takes long

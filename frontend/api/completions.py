@@ -44,13 +44,13 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         ApiError: before the first byte.
     """
     request, num_bytes = await read(schema.COMPLETION, record, body), len(body)
-    rules = await service.admit()
-    valid = validate_completion(request, rules)
-    if valid.suffix:
-        infill = infill_format(service, "suffix")
-        valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
-    del body, request  # they may be large
-    with service.reserve(record, valid.common, num_bytes, len(valid.prompts)):
+    with await service.admit(record, num_bytes) as admission:
+        valid = validate_completion(request, admission.rules)
+        if valid.suffix:
+            infill = infill_format(service, "suffix")
+            valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
+        admission.hold(valid.common, len(valid.prompts))
+        del body, request  # they may be large
         prompts = await _prompts(service, valid, record.tenant)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)

@@ -17,7 +17,7 @@ from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
 from penstock.frontend.text.infill import FORMATS, JOINT, Chunk, Infill
-from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, ValidRequest, validate_common
+from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, validate_common
 from penstock.frontend.validation.completion import ValidCompletion
 
 _encode = msgspec.json.encode
@@ -102,23 +102,15 @@ async def infill(service: Service, record: RequestRecord, body: bytes) -> Reply 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(INFILL, record, body), len(body)
-    rules = await service.admit()
-    marks = infill_format(service, "input_suffix")
-    before, after, extras = _parts(request)
-    num_asked = request.max_tokens if request.n_predict is None else request.n_predict
-    is_prompt_only = num_asked == 0
-    if request.repetition_penalty is None:
-        request.repetition_penalty = request.repeat_penalty
-    asked = None if num_asked is None or num_asked < 0 else num_asked
-    common = validate_common(request, rules, max_tokens=1 if is_prompt_only else asked, max_tokens_field="n_predict")
-    if common.num_sequences != 1:
-        raise InvalidParameter("n must be 1 for a text that is filled in", param="n")
-    common = with_ends(common, marks, ignore_eos=bool(request.ignore_eos))
-    fields = request.response_fields or []
-    del body, request  # they may be large
-    most_chars = MAX_BYTES_PER_TOKEN * rules.max_model_len
-    most = rules.max_model_len - min(common.max_tokens or LEAST_OUTPUT, max(rules.max_model_len // 8, 1))
-    with service.reserve(record, common, num_bytes):
+    with await service.admit(record, num_bytes) as admission:
+        marks, rules = infill_format(service, "input_suffix"), admission.rules
+        before, after, extras = _parts(request)
+        common, is_prompt_only = _valid(request, marks, rules)
+        admission.hold(common)
+        fields = request.response_fields or []
+        del body, request  # they may be large
+        most_chars = MAX_BYTES_PER_TOKEN * rules.max_model_len
+        most = rules.max_model_len - min(common.max_tokens or LEAST_OUTPUT, max(rules.max_model_len // 8, 1))
         near = _near(extras, most_chars)
         prompt = await infill_prompt(
             service, marks, before[-most_chars:], after[:most_chars], record.tenant, near, max_tokens=most
@@ -147,6 +139,19 @@ def _parts(request: InfillRequest) -> tuple[str, str, list[InfillExtra]]:
             f"input_extra may hold at most {MAX_EXTRAS} texts, got {len(extras)}", param="input_extra"
         )
     return before + (request.prompt or ""), after, extras
+
+
+def _valid(request: InfillRequest, marks: Infill, rules: Rules) -> tuple[ValidRequest, bool]:
+    """The request, checked, and whether its prompt is only to be cached."""
+    num_asked = request.max_tokens if request.n_predict is None else request.n_predict
+    is_prompt_only = num_asked == 0
+    if request.repetition_penalty is None:
+        request.repetition_penalty = request.repeat_penalty
+    asked = None if num_asked is None or num_asked < 0 else num_asked
+    common = validate_common(request, rules, max_tokens=1 if is_prompt_only else asked, max_tokens_field="n_predict")
+    if common.num_sequences != 1:
+        raise InvalidParameter("n must be 1 for a text that is filled in", param="n")
+    return with_ends(common, marks, ignore_eos=bool(request.ignore_eos)), is_prompt_only
 
 
 def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:

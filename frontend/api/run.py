@@ -1,12 +1,13 @@
 """A request for output at the engine: from its prompts to the end of its answer. Each API's handler goes like this:
 
-    request = await read(...)                        body.py
-    valid = validate_...(request, await service.admit(), ...)
-    with service.reserve(record, valid, ...):        room in the queue, until the engine has the request
+    request = await read(...)                              body.py
+    with await service.admit(record, ...) as admission:    a place in the queue, until the engine has the request
+        valid = validate_...(request, admission.rules, ...)
+        admission.hold(valid)
         prompt = await service.prompts...
         run = await submit(service, record, valid, [prompt])
-    with run:                                        ended on every path, except while a stream goes on
-        return Reply(... await run.answers() ...)    or run.streamed(pieces)
+    with run:                                              finished on every path, except while a stream goes on
+        return Reply(... await run.answers() ...)          or run.streamed(pieces)
 
 Nothing here calls back into a handler.
 """

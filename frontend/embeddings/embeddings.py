@@ -39,9 +39,12 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
         ApiError: if the request fails.
     """
     request, num_bytes = await read(EMBEDDINGS, record, body), len(body)
-    valid = read_embedding(service, await service.admit(), request)
-    del body, request  # they may be large
-    with await submit_inputs(service, record, valid, num_bytes) as run:
+    with await service.admit(record, num_bytes) as admission:
+        valid = read_embedding(service, admission.rules, request)
+        admission.hold(valid.common, len(valid.inputs))
+        del body, request  # they may be large
+        run = await submit_inputs(service, record, valid)
+    with run:
         await run.answers()
         return Reply(await _written(run, valid, run.generation.pooled))
 
@@ -61,18 +64,17 @@ def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) ->
     return validate_embedding(request, rules, service.model.embeddings)
 
 
-async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmbedding, num_bytes: int) -> Run:
-    """Send a request's inputs to the engine; its body had so many bytes.
+async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmbedding) -> Run:
+    """Tokenize a request's inputs, and send them to the engine.
 
     Raises:
-        ApiError: as `Service.reserve` and `submit`.
+        ApiError: an input cannot be tokenized; or as `submit`.
     """
-    with service.reserve(record, valid.common, num_bytes, len(valid.inputs)):
-        prompts = await service.prompts.encode_inputs(
-            valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
-        )
-        cut = [valid.common.truncated(prompt) for prompt in prompts]
-        return await submit(service, record, valid.common, cut, is_prompt_only=True)
+    prompts = await service.prompts.encode_inputs(
+        valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
+    )
+    cut = [valid.common.truncated(prompt) for prompt in prompts]
+    return await submit(service, record, valid.common, cut, is_prompt_only=True)
 
 
 def floats(vector: bytes) -> list[float]:

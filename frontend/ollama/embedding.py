@@ -33,14 +33,16 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply:
     if not request.input:
         name = served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbedAnswer(request.model or name, [])))
-    rules = await service.admit()
-    inputs: list[str | int | list[int]] = [request.input] if isinstance(request.input, str) else [*request.input]
-    wanted = _wanted(request, inputs, rules, is_cut=request.truncate is not False)
-    wanted.dimensions, wanted.normalize = request.dimensions or None, True
-    shown = request.model or rules.model_names[0]
-    valid = _valid(service, record, request, wanted, rules)
-    del body, request, inputs, wanted  # they may be large
-    with await submit_inputs(service, record, valid, num_bytes) as run:
+    with await service.admit(record, num_bytes) as admission:
+        inputs: list[str | int | list[int]] = [request.input] if isinstance(request.input, str) else [*request.input]
+        wanted = _wanted(request, inputs, admission.rules, is_cut=request.truncate is not False)
+        wanted.dimensions, wanted.normalize = request.dimensions or None, True
+        shown = request.model or admission.rules.model_names[0]
+        valid = _valid(service, record, request, wanted, admission.rules)
+        admission.hold(valid.common, len(valid.inputs))
+        del body, request, inputs, wanted  # they may be large
+        run = await submit_inputs(service, record, valid)
+    with run:
         await run.answers()
         vectors = run.generation.pooled
         told = figures(run)
@@ -57,11 +59,13 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
     if not request.prompt:
         served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer([])))
-    rules = await service.admit()
-    wanted = _wanted(request, [request.prompt], rules, is_cut=True)
-    wanted.normalize = False
-    valid = _valid(service, record, request, wanted, rules)
-    with await submit_inputs(service, record, valid, num_bytes) as run:
+    with await service.admit(record, num_bytes) as admission:
+        wanted = _wanted(request, [request.prompt], admission.rules, is_cut=True)
+        wanted.normalize = False
+        valid = _valid(service, record, request, wanted, admission.rules)
+        admission.hold(valid.common)
+        run = await submit_inputs(service, record, valid)
+    with run:
         await run.answers()
         [vector] = run.generation.pooled
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer(floats(vector))))

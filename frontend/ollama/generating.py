@@ -59,14 +59,15 @@ async def chat(service: Service, record: RequestRecord, body: bytes) -> Reply | 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(CHAT, record, body), len(body)
-    rules = await service.admit()
-    if not request.messages:
-        return _loaded(service, record, request, CHAT_DIALECT)
-    asked = _chat_of(request, rules)
-    valid = _valid_chat(service, request, asked, rules)
-    is_cut = request.truncate is not False
-    del body, request, asked  # they may be large
-    run, output_format = await _submit_chat(service, record, valid, rules, num_bytes, is_cut=is_cut)
+    with await service.admit(record, num_bytes) as admission:
+        if not request.messages:
+            return _loaded(service, record, request, CHAT_DIALECT)
+        asked = _chat_of(request, admission.rules)
+        valid = _valid_chat(service, request, asked, admission.rules)
+        admission.hold(valid.common)
+        is_cut = request.truncate is not False
+        del body, request, asked  # they may be large
+        run, output_format = await _submit_chat(service, record, valid, admission.rules, is_cut=is_cut)
     del valid  # its conversation may be large too, and generating takes long
     return await _reply(run, CHAT_DIALECT, output_format)
 
@@ -78,21 +79,25 @@ async def generate(service: Service, record: RequestRecord, body: bytes) -> Repl
         ApiError: before the first byte.
     """
     request, num_bytes = await read(GENERATE, record, body), len(body)
-    rules = await service.admit()
-    if not (request.prompt or request.suffix):
-        return _loaded(service, record, request, GENERATE_DIALECT)
-    asked = _prompt_of(service, request, rules)
-    if isinstance(asked, CompletionRequest):
-        text = _valid_text(service, request, asked, rules)
-        del body, request, asked  # they may be large
-        run = await _submit_text(service, record, text, num_bytes)
-        return await _reply(run, RAW_DIALECT, PLAIN)
-    valid = _valid_chat(service, request, asked, rules)
-    is_cut, context = request.truncate is not False, request.context or []
-    del body, request, asked
-    run, output_format = await _submit_chat(service, record, valid, rules, num_bytes, is_cut=is_cut, context=context)
-    del valid, context
-    return await _reply(run, GENERATE_DIALECT, output_format)
+    dialect, output_format = RAW_DIALECT, PLAIN
+    with await service.admit(record, num_bytes) as admission:
+        rules = admission.rules
+        if not (request.prompt or request.suffix):
+            return _loaded(service, record, request, GENERATE_DIALECT)
+        asked = _prompt_of(service, request, rules)
+        valid: ValidChat | ValidCompletion
+        if isinstance(asked, CompletionRequest):
+            valid = _valid_text(service, request, asked, rules)
+            admission.hold(valid.common)
+            run = await _submit_text(service, record, valid)
+        else:
+            valid = _valid_chat(service, request, asked, rules)
+            admission.hold(valid.common)
+            is_cut, context = request.truncate is not False, request.context or []
+            dialect = GENERATE_DIALECT
+            run, output_format = await _submit_chat(service, record, valid, rules, is_cut=is_cut, context=context)
+    del body, request, asked, valid  # they may be large, and generating takes long
+    return await _reply(run, dialect, output_format)
 
 
 def _loaded(service: Service, record: RequestRecord, request: OllamaRequest, dialect: Dialect) -> Reply:
@@ -163,24 +168,22 @@ async def _submit_chat(
     record: RequestRecord,
     valid: ValidChat,
     rules: Rules,
-    num_bytes: int,
     *,
     is_cut: bool,
     context: Sequence[int] = (),
 ) -> tuple[Run, OutputFormat]:
     """Send a chat to the engine, after the tokens of earlier turns. If `is_cut`, turns that do not fit are dropped."""
     common, conversation = valid.common, valid.conversation
-    with service.reserve(record, common, num_bytes):
-        record.warnings += conversation.warnings
-        if is_cut:
-            prompt = await fitting_prompt(service.prompts, common, conversation, rules, record)
-        else:
-            prompt = await service.prompts.render_and_encode(conversation, rules, record)
-        if context and prompt.token_ids[0] == service.model.tokenizer.bos_token_id:
-            prompt = prompt.without_first()  # the token that begins a text must not come twice
-        if context:
-            prompt = prompt.after([*context])
-        return await submit_chat(service, record, valid, prompt)
+    record.warnings += conversation.warnings
+    if is_cut:
+        prompt = await fitting_prompt(service.prompts, common, conversation, rules, record)
+    else:
+        prompt = await service.prompts.render_and_encode(conversation, rules, record)
+    if context and prompt.token_ids[0] == service.model.tokenizer.bos_token_id:
+        prompt = prompt.without_first()  # the token that begins a text must not come twice
+    if context:
+        prompt = prompt.after([*context])
+    return await submit_chat(service, record, valid, prompt)
 
 
 def _valid_text(
@@ -206,13 +209,12 @@ def _valid_text(
     return valid
 
 
-async def _submit_text(service: Service, record: RequestRecord, valid: ValidCompletion, num_bytes: int) -> Run:
-    with service.reserve(record, valid.common, num_bytes):
-        if valid.suffix:
-            prompts = await filled_prompts(service, valid, record.tenant)
-        else:
-            prompts = await service.prompts.encode_prompts(valid, record.tenant)
-        return await submit(service, record, valid.common, prompts)
+async def _submit_text(service: Service, record: RequestRecord, valid: ValidCompletion) -> Run:
+    if valid.suffix:
+        prompts = await filled_prompts(service, valid, record.tenant)
+    else:
+        prompts = await service.prompts.encode_prompts(valid, record.tenant)
+    return await submit(service, record, valid.common, prompts)
 
 
 async def _reply(run: Run, dialect: Dialect, output_format: OutputFormat) -> Reply | StreamReply:

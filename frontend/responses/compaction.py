@@ -55,12 +55,12 @@ async def compact(service: Service, record: RequestRecord, body: bytes) -> Reply
         ApiError: as for a response; NoSummary if the model writes none.
     """
     asked, num_bytes = await read(COMPACT, record, body), len(body)
-    rules = await service.admit()
-    valid = await _validated(service, record, asked, rules, num_bytes)
-    del body, asked  # they may be large
-    with service.reserve(record, valid.chat.common, num_bytes):
+    with await service.admit(record, num_bytes) as admission:
+        valid = await _validated(service, record, asked, admission.rules, num_bytes)
+        admission.hold(valid.chat.common)
+        del body, asked  # they may be large
         conversation = valid.chat.conversation
-        prompt = await service.prompts.render_and_encode(conversation, rules, record)
+        prompt = await service.prompts.render_and_encode(conversation, admission.rules, record)
         record.warnings += conversation.warnings
         run, output_format = await submit_chat(service, record, valid.chat, prompt)
     with run:

@@ -31,15 +31,15 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(RESPONSES, record, body), len(body)
-    rules = await service.admit()
-    is_streamed = request.stream is True
-    if request.background:
-        check_background(service, record, request)
-        request.stream = True  # even if the client does not want it
-    valid = await _validated(service, record, request, rules, num_bytes)
-    del body, request  # they may be large
-    with service.reserve(record, valid.chat.common, num_bytes):
-        prompt = await _prompt(service.prompts, valid, rules, record)
+    with await service.admit(record, num_bytes) as admission:
+        is_streamed = request.stream is True
+        if request.background:
+            check_background(service, record, request)
+            request.stream = True  # even if the client does not want it
+        valid = await _validated(service, record, request, admission.rules, num_bytes)
+        admission.hold(valid.chat.common)
+        del body, request  # they may be large
+        prompt = await _prompt(service.prompts, valid, admission.rules, record)
         record.warnings += valid.chat.conversation.warnings
         run, output_format = await submit_chat(service, record, valid.chat, prompt)
     with run:
