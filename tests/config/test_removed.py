@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from penstock.cli.servers import COMMANDS
+from penstock.cli.commands import COMMANDS
 from penstock.config import Config, ConfigError
 from penstock.config.engines import with_own_files
 from penstock.config.flags import config_from, fields, flags
