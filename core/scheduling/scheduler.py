@@ -25,15 +25,13 @@ from penstock.core.policies.levels import Levels
 from penstock.core.policies.registry import make_policy
 from penstock.core.policies.view import View
 from penstock.core.scheduling.accounts import Accounts
+from penstock.core.scheduling.background import make_room
 from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.drafting import Drafting
 from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
-from penstock.core.scheduling.rows.background import make_room
-from penstock.core.scheduling.rows.running import Admissions, Launches, RunningSet
-from penstock.core.scheduling.rows.swapping import make_swapping
-from penstock.core.scheduling.rows.yielding import Yielding
+from penstock.core.scheduling.running_set import Admissions, Launches, RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
     MAX_WAITING_SHOWN,
@@ -46,7 +44,9 @@ from penstock.core.scheduling.step_record import (
     waiting_reasons,
 )
 from penstock.core.scheduling.suspects import Suspects, bring
+from penstock.core.scheduling.swapping import make_swapping
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
+from penstock.core.scheduling.yielding import Yielding
 from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.policies.registry import POLICIES
-from penstock.core.scheduling.rows.background import make_room
+from penstock.core.scheduling.background import make_room
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.policies.test_yielding import PROMPT, check_outputs, steps_until
 from tests.core.scheduling.test_preemption import preempted

@@ -13,8 +13,8 @@ from penstock.core.policies.hooks import Hooks
 from penstock.core.policies.policy import Policy
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.batches import Batches
+from penstock.core.scheduling.decode_parts import DecodeParts
 from penstock.core.scheduling.part import Parts
-from penstock.core.scheduling.rows.decode_parts import DecodeParts
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission, Blocked
 from penstock.core.scheduling.suspects import Suspects

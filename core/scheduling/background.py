@@ -7,7 +7,7 @@ it computes like any other request. Its waiting time is not bounded here; its ow
 
 from math import inf
 
-from penstock.core.scheduling.rows.running import RunningSet
+from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.steps.prefill_pace import PrefillPace
 
 _PART = 0.1

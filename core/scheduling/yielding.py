@@ -14,10 +14,10 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from penstock.core.policies.policy import Policy
-from penstock.core.scheduling.rows.running import Admissions, RunningSet
-from penstock.core.scheduling.rows.swapping import Swapping
+from penstock.core.scheduling.running_set import Admissions, RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Preemption
+from penstock.core.scheduling.swapping import Swapping
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 
