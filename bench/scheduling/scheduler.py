@@ -24,7 +24,7 @@ import msgspec
 from penstock.config import Config
 from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult
 
 PAGE_SIZE = 16

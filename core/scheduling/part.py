@@ -14,7 +14,8 @@ from penstock.core.kv.holder import PageTables
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import Answers
 from penstock.core.scheduling.trials import Suspect
-from penstock.core.sequences.intake import Refusal, WorkerLimits
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.steps.plan_builder import Chunk
 from penstock.ipc.messages import ErrorCode, Message

@@ -25,13 +25,15 @@ from penstock.core.policies.levels import Levels
 from penstock.core.policies.registry import make_policy
 from penstock.core.policies.view import View
 from penstock.core.scheduling.accounts import Accounts
+from penstock.core.scheduling.admissions import Admissions
 from penstock.core.scheduling.background import make_room
 from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.drafting import Drafting
+from penstock.core.scheduling.launches import Launches
 from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
-from penstock.core.scheduling.running_set import Admissions, Launches, RunningSet
+from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
     MAX_WAITING_SHOWN,
@@ -47,7 +49,8 @@ from penstock.core.scheduling.suspects import Suspects, bring
 from penstock.core.scheduling.swapping import make_swapping
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.scheduling.yielding import Yielding
-from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
+from penstock.core.sequences.intake import QueueBound, Refusal, check_request
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.drafts import DraftLengths, DraftRoom

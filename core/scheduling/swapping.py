@@ -6,7 +6,7 @@ its tokens, as `PrefillPace` has learned it. Until both are known, it copies.
 
 from penstock.config.options import PreemptionKind
 from penstock.core.kv.tiers import Tiers
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.prefill_pace import PrefillPace
 from penstock.ipc.messages import StepResult

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from penstock.core.policies.policy import Policy
-from penstock.core.scheduling.running_set import Admissions, RunningSet
+from penstock.core.scheduling.admissions import Admissions
+from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Preemption
 from penstock.core.scheduling.swapping import Swapping

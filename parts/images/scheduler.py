@@ -24,7 +24,8 @@ from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import IMAGE
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
-from penstock.core.sequences.intake import PART_BESIDE_PROMPTS, Refusal, WorkerLimits
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats, Message
@@ -366,13 +367,6 @@ class NoImages(SchedulerPart):
         return NO_IMAGES if request.images else None
 
 
-def longest_image(limits: WorkerLimits) -> int:
-    """Most positions of an image that fit a chunk beside one token, and the draft tokens, of each row."""
-    num_tokens = limits.max_num_batched_tokens - limits.max_num_seqs
-    num_tokens -= limits.max_num_batched_tokens // PART_BESIDE_PROMPTS if limits.max_drafts else 0
-    return max(0, num_tokens)
-
-
 def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
     """Return why the images of a request cannot be computed."""
     if not limits.max_embedding_bytes or limits.num_stages > 1:
@@ -382,11 +376,11 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
         if image.start < end or image.num_embeddings > image.length:
             return Refusal("internal", f"an image at position {image.start} overlaps the one before, or itself")
         end = image.start + image.length
-        if limits.images_are_whole and image.length > longest_image(limits):
+        if limits.images_are_whole and image.length > limits.longest_chunk:
             return Refusal(
                 "too_long",
                 f"an image takes {image.length} positions, which this model computes at once; "
-                f"at most {longest_image(limits)} fit a step",
+                f"at most {limits.longest_chunk} fit a step",
             )
     longest = max(image.length for image in images) if limits.images_are_whole else 0
     num_pages = -(-(num_prompt_tokens + 1) // limits.page_size)
