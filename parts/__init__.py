@@ -12,5 +12,16 @@ A part has only the files that it needs, and a file may be a folder of that name
 works without it: `penstock.config.parts` finds what is here by the names below, and nothing else imports a part.
 """
 
-NAMES = ("grammars", "disk", "images", "handover", "experts", "routing", "recording", "watching")
+NAMES = (
+    "grammars",
+    "disk",
+    "images",
+    "handover",
+    "experts",
+    "policies",
+    "batching",
+    "routing",
+    "recording",
+    "watching",
+)
 """The parts, in the order in which they are asked."""

@@ -27,6 +27,7 @@ from penstock.lab.simulation.figures import percentile
 from penstock.lab.simulation.plot import check_plot
 from penstock.lab.simulation.prompts import Prompts
 from penstock.lab.simulation.simulator import Simulator, messages
+from penstock.parts.batching.scheduler.batches import Batches
 
 KINDS: tuple[BatchingName, ...] = get_args(BatchingName)
 NUM_ROWS = 32
@@ -119,8 +120,8 @@ def measure(kind: BatchingName, load: Sequence[Arrival], requests: Sequence[AddR
 def note_batches(simulator: Simulator) -> list[list[str]]:
     """Return a list that grows by the ids of each batch that begins."""
     batches: list[list[str]] = []
-    if simulator.scheduler.batches is not None:
-        kind = simulator.scheduler.batches.kind
+    if (part := simulator.scheduler.parts.get(Batches)) is not None:
+        kind = part.kind
         choose = kind.choose
 
         def noted(waiting: Iterable[Request], size: int) -> list[Request]:

@@ -31,12 +31,12 @@ from penstock.bench.load.job import Job, PlannedRequest
 from penstock.bench.load.processes import run as run_load
 from penstock.config import Config
 from penstock.config.options import SchedulerOptions
-from penstock.core.policies.registry import POLICIES
 from penstock.lab.simulation.arrivals import Arrival
 from penstock.lab.simulation.prompts import Prompts
 from penstock.lab.simulation.simulator import Simulator
 from penstock.lab.simulation.study import Load, Machine, measured
 from penstock.models.finding.registry import demo_path
+from penstock.parts.policies.scheduler.registry import POLICIES
 
 _LONGEST = 2048
 _VOCABULARY, _FIRST_ID = 4096, 16

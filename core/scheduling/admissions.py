@@ -1,28 +1,24 @@
 """Which waiting sequences enter a row in a step, with what the running ones leave over. It never preempts."""
 
 from penstock.core.kv.kv_pages import KVPages, Start, find_start, is_sibling_ready
-from penstock.core.policies.hooks import Hooks
 from penstock.core.scheduling.accounts import Accounts
-from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission, Blocked
 from penstock.core.scheduling.suspects import Suspects
-from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import PlanBuilder
 from penstock.core.steps.prefill_pace import PromptRoom
-from penstock.core.steps.whole_images import whole_end
 
 
 class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_accounts", "_batches", "_blocked", "_favoured", "_hooks", "_images_are_whole", "_is_held", "_kv", "_parts",
-        "_running", "_suspects", "_totals", "_waiting",
+        "_accounts", "_blocked", "_favoured", "_is_held", "_kv", "_parts", "_running", "_suspects", "_totals",
+        "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -33,22 +29,15 @@ class Admissions:
         totals: Totals,
         suspects: Suspects,
         accounts: Accounts,
-        batches: Batches | None,
         parts: Parts,
-        hooks: Hooks,
-        limits: WorkerLimits,
     ) -> None:
-        """`hooks`: of the policy."""
-        self._images_are_whole = limits.images_are_whole
         self._accounts = accounts
         self._waiting = waiting
         self._running = running
         self._kv = kv
         self._totals = totals
         self._suspects = suspects
-        self._batches = batches
         self._parts = parts
-        self._hooks = hooks
         self._is_held = False
         self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
@@ -121,8 +110,9 @@ class Admissions:
                 continue
             if not all(admits(seq, start) for admits in self._parts.admits):
                 continue  # a part has taken the request out of the queue until what it waits for has come
-            if self._images_are_whole and seq.request.images and not self._first_image_fits(seq, start, room):
-                return Blocked.BUDGET
+            first = start.num_tokens
+            if self._parts.chunk_end(seq, first, first + 1, first + room.num_tokens) <= first:
+                return Blocked.BUDGET  # even the shortest first chunk does not fit
             if not self._enter(seq, start, builder):
                 return Blocked.NO_PAGES
             what = seq.num_tokens, start.num_tokens, start.is_fork, len(start.hit.host_page_ids)
@@ -133,8 +123,9 @@ class Admissions:
     def _why_not(self, seq: Sequence, room: PromptRoom, is_stalled: bool) -> str:
         """Why the head of the queue, and with it all others, cannot enter in this step; "": it may."""
         request = seq.request
-        if self._batches is not None and (why := self._batches.why_not(request)):
-            return why
+        for why_not in self._parts.why_not:
+            if why := why_not(request):
+                return why
         if room.all.tokens_from(0) <= 0:
             return Blocked.BUDGET
         if request.is_background and (
@@ -145,8 +136,9 @@ class Admissions:
             return Blocked.NO_ROW
         if is_stalled or self._lacks_pages_still(seq):
             return Blocked.NO_PAGES
-        if self._hooks.may_join is not None and not self._hooks.may_join(request):
-            return Blocked.TARGETS
+        for why_not_join in self._parts.why_not_join:
+            if why := why_not_join(request):
+                return why
         if self._is_held and len(self._running) and seq is not self._favoured:
             return Blocked.NO_PAGES_SINCE
         return ""
@@ -154,15 +146,11 @@ class Admissions:
     def _launch_first_chunk(self, seq: Sequence, builder: PlanBuilder, room: PromptRoom) -> None:
         """Launch the first chunk of a sequence that has just entered a row."""
         start = seq.num_computed_tokens
-        is_whole = self._images_are_whole and seq.request.images
         end = min(start + max(1, room.tokens_for(seq, start)), seq.num_tokens)
-        if is_whole:
-            end = whole_end(seq, start, end, start + room.num_tokens)
+        end = self._parts.chunk_end(seq, start, end, start + room.num_tokens)
         builder.add_pages(seq, *self._kv.grow(seq, end))
         end = min(end, seq.launch_limit)
-        if is_whole:
-            end = whole_end(seq, start, end, end)
-        num_tokens = end - start
+        num_tokens = self._parts.chunk_end(seq, start, end, end) - start
         if self._kv.snapshots is not None:
             num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
         room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
@@ -173,19 +161,14 @@ class Admissions:
         start = find_start(seq, self._kv) if asked else None
         return start is None or all(admits(seq, start) for admits in asked)
 
-    def _first_image_fits(self, seq: Sequence, start: Start, room: PromptRoom) -> bool:
-        """Whether the step has room for the shortest first chunk: it ends behind an image, or before one."""
-        first = start.num_tokens
-        return whole_end(seq, first, first + 1, first + room.num_tokens) > first
-
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
         """Pages of the first group for all known tokens, and one per window group, which gets more with its chunks."""
+        kv, first = self._kv, start.num_tokens
         num_fetched = sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)
-        if self._images_are_whole and seq.request.images:
-            first = start.num_tokens
-            num_first = whole_end(seq, first, first + 1, seq.num_tokens) - first
-            num_fetched += sum(-(-num_first // group.page_size) for group in self._kv.windows)
-        return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows) + num_fetched
+        num_new = kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(kv.windows) + num_fetched
+        if kv.windows and (num_first := self._parts.chunk_end(seq, first, first + 1, seq.num_tokens) - first) > 1:
+            num_new += sum(-(-num_first // group.page_size) for group in kv.windows)  # no shorter chunk is possible
+        return num_new
 
     def _let_others_ask(self, request: Request) -> None:
         """Free what the worker has made for a waiting request, for those tried before it; it asks again in its turn."""
@@ -243,10 +226,7 @@ class Admissions:
         num_cached = start.num_tokens
         for entered in self._parts.entered:
             num_cached = entered(seq, num_cached)
-        is_first = seq.num_cached_tokens < 0
-        if self._hooks.on_admitted is not None:
-            self._hooks.on_admitted(seq.request, seq.num_tokens - start.num_tokens if is_first else 0)
-        if is_first:
+        if seq.num_cached_tokens < 0:  # for the first time
             seq.num_cached_tokens = num_cached
             self._totals.num_admitted += 1
             self._totals.num_prompt_tokens += seq.request.num_prompt_tokens

@@ -5,13 +5,12 @@ pages that they need.
 from collections.abc import Callable
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.policies.policy import Policy
+from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.plan_builder import DecodeBatch, Pages, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, PromptRoom
-from penstock.core.steps.whole_images import whole_end
 
 
 def _is_background(seq: Sequence) -> bool:
@@ -22,44 +21,41 @@ class Launches:
     """What sequences in rows compute in a step: a token of each decode, and chunks of prefills."""
 
     __slots__ = (
-        "_has_drafts", "_images_are_whole", "_kv", "_last", "_num_parts", "_policy", "_preempt", "_running", "_totals",
-        "_unsent", "is_stalled", "num_context", "takes_all",
+        "_chunk_end", "_has_drafts", "_kv", "_last", "_policy", "_preempt", "_running", "_totals", "_unsent",
+        "is_stalled", "num_context", "takes_all",
     )  # fmt: skip
 
     def __init__(
         self,
         running: RunningSet,
         kv: KVPages,
-        policy: Policy,
+        parts: Parts,
         preempt: Callable[[Sequence, str], None],
         totals: Totals,
-        num_parts: int,
         *,
         has_drafts: bool,
-        images_are_whole: bool = False,
     ) -> None:
         """`preempt(sequence, reason)` takes the sequence's row and pages."""
         self._running = running
         self._kv = kv
-        self._policy = policy
+        self._policy = parts.policy
+        self._chunk_end = parts.chunk_end
         self._preempt = preempt
         self._totals = totals
-        self._num_parts = num_parts
         self._last: DecodeBatch | None = None
         self._has_drafts = has_drafts
-        self._images_are_whole = images_are_whole
-        # Pages, too few for a whole image, of a sequence in an epoch: they are sent with its next chunk.
+        # Pages, too few for a chunk, of a sequence in an epoch: they are sent with its next chunk.
         self._unsent: list[tuple[Sequence, int, Pages]] = []
         self.num_context = 0  # sum of the positions of the decodes that were launched last
-        self.takes_all = num_parts == 1  # whether each step takes all decodes
+        self.takes_all = running.num_parts == 1  # whether each step takes all decodes
         self.is_stalled = False  # whether, in this step, a sequence waits for pages of others that are about to end
 
     def decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         """Begin a step: launch one token of each decode. Returns these decodes and their positions."""
         self.is_stalled = False
         decodes, starts = self._decodes_of_part(builder)
-        if not starts and self._num_parts > 1:  # if one part has nothing to compute, another one may
-            others = (self._decodes_of_part(builder) for _ in range(1, self._num_parts))
+        if not starts and not self.takes_all:  # if one part has nothing to compute, another one may
+            others = (self._decodes_of_part(builder) for _ in range(1, self._running.num_parts))
             decodes, starts = next((each for each in others if each[1]), (DecodeBatch([]), []))
         if decodes is self._last and self.takes_all and not self._has_drafts:  # each has advanced by one token
             self.num_context += len(starts)
@@ -131,11 +127,9 @@ class Launches:
                 if room.is_limited(seq) or builder.chunks or room.num_tokens <= 0:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
-            end = min(start + num_tokens, seq.num_tokens)
-            if self._images_are_whole and seq.request.images:
-                end = whole_end(seq, start, end, start + room.num_tokens)
-                if end == start:
-                    continue  # wait for a step with room for the whole image
+            end = self._chunk_end(seq, start, min(start + num_tokens, seq.num_tokens), start + room.num_tokens)
+            if end == start:
+                continue  # wait for a step with more room
             self._send_pages(seq, builder)
             if end > seq.launch_limit:  # only with window groups: they get pages chunk by chunk
                 end = self._end_with_pages(seq, end, builder, is_alone and not builder.chunks)
@@ -155,15 +149,12 @@ class Launches:
         The sequence itself may be preempted (`can_preempt`).
         """
         start = seq.num_computed_tokens
-        is_whole = self._images_are_whole and seq.request.images
-        least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
+        least = self._chunk_end(seq, start, start + 1, end)
         end = min(end, self._grow(seq, end, least, builder, can_preempt))
-        if not is_whole:
-            return end
         if seq.row < 0:
             builder.take_pages(seq)
             return start
-        end = whole_end(seq, start, end, end)
+        end = self._chunk_end(seq, start, end, end)
         if end <= start:
             self._unsent.append((seq, seq.epoch, builder.take_pages(seq)))
         return end

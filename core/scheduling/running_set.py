@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from penstock.core.policies.policy import Policy
 from penstock.core.scheduling.decode_parts import DecodeParts
+from penstock.core.scheduling.policy import Policy
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.plan_builder import DecodeBatch
 
@@ -19,7 +19,7 @@ class RunningSet:
 
     __slots__ = (
         "_batch", "_free_rows", "_most_background", "_parts", "background", "decodes", "draining", "freed_rows",
-        "num_entered", "num_left", "prefills", "rows_of",
+        "num_entered", "num_left", "num_parts", "prefills", "rows_of",
     )  # fmt: skip
 
     def __init__(self, max_num_seqs: int, num_parts: int = 1) -> None:
@@ -36,6 +36,7 @@ class RunningSet:
         self.num_left = 0  # ever
         self.rows_of: dict[str, dict[str, int]] = {}  # by tenant and group
         self._batch: DecodeBatch | None = None  # of all decodes
+        self.num_parts = num_parts
         self._parts = DecodeParts(num_parts) if num_parts > 1 else None
 
     def __len__(self) -> int:

@@ -13,8 +13,8 @@ the longest time yields. It goes to the end of the line, so that all sequences m
 from collections.abc import Callable
 from operator import attrgetter
 
-from penstock.core.policies.policy import Policy
 from penstock.core.scheduling.admissions import Admissions
+from penstock.core.scheduling.policy import Policy
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Preemption
@@ -61,14 +61,10 @@ class Yielding:
         self.preempted: list[Preemption] = []  # since the last plan
         self._nobody_yields_to = _NOBODY  # holds until sequences come or go
 
-    def look_again(self) -> None:
-        """The order of waiting sequences has changed."""
-        self._nobody_yields_to = _NOBODY
-
     def make_way(self) -> None:
         """Take rows, and pages, from sequences that yield to the head of the queue."""
         running, head, policy = self._running, self._waiting.head(), self._policy
-        state = (head, running.num_entered, running.num_left, self._waiting.num_line_ups)
+        state = (head, running.num_entered, running.num_left, self._waiting.num_changes)
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
         if running.background and not head.request.is_background and self._admissions.lacks_room(head):

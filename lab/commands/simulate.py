@@ -28,7 +28,7 @@ from penstock.config.argument_types import (
 )
 from penstock.config.flags import Flag, config_from, flags
 from penstock.config.parser import Parser
-from penstock.core.policies.registry import POLICIES, make_policy
+from penstock.core.scheduling.part import check_options
 from penstock.ipc.process import EXIT_CONFIG
 from penstock.lab.commands.plan import read_decoder
 from penstock.lab.planning.costs import BYTES, Costs
@@ -40,6 +40,7 @@ from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
 from penstock.lab.simulation.table import table
+from penstock.parts.policies.scheduler.registry import POLICIES
 
 _GROUPS = ("scheduler", "worker", "model")
 _BESIDE = {"max_model_len", "num_pages", "host_kv_gib"}
@@ -146,7 +147,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
         config = config_from(argparse.Namespace(**common | vars(own)), os.environ)
         if args.served:
             _check_served(config)
-        make_policy(config.scheduler.scheduling_policy)
+        check_options(config)
         if name.strip() in found:
             raise ConfigError(f"two configurations are called {name.strip()!r}")
         found[name.strip()] = config

@@ -367,6 +367,25 @@ class NoImages(SchedulerPart):
         return NO_IMAGES if request.images else None
 
 
+class WholeImages(SchedulerPart):
+    """For models in which the positions of an image attend to each other: chunks end before an image, or behind it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        return cls() if scheduler.limits.images_are_whole else None
+
+    def chunk_end(self, seq: Sequence, start: int, end: int, most: int) -> int:
+        for image in seq.request.images:
+            behind = image.start + image.length
+            if image.start < end < behind:
+                if image.start > start:
+                    return image.start
+                return behind if behind <= most else start
+        return end
+
+
 def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
     """Return why the images of a request cannot be computed."""
     if not limits.max_embedding_bytes or limits.num_stages > 1:
@@ -396,4 +415,4 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
     return None
 
 
-PARTS = (ImageGate, NoImages)
+PARTS = (ImageGate, NoImages, WholeImages)

@@ -8,11 +8,11 @@ import pytest
 
 from bench.scheduling.policies import draw, simulate
 from bench.scheduling.policy_scenarios import SCENARIOS, Scenario, Served
-from penstock.core.policies.registry import POLICIES
 from penstock.lab.simulation.arrivals import Arrival
 from penstock.lab.simulation.device import Timing
 from penstock.lab.simulation.fit import FittedDevice, Spread
 from penstock.lab.simulation.study import Machine
+from penstock.parts.policies.scheduler.registry import POLICIES
 
 AS_EXPECTED = Spread((1.0,), (0.0,))
 DEVICE = FittedDevice((4e-4, 3e-5, 1.5e-7, 2e-4, 4.5e-5, 2e-8), AS_EXPECTED, AS_EXPECTED, (5e-5,), (5e-5,), 0.0)
