@@ -8,6 +8,7 @@ it computes like any other request. Its waiting time is not bounded here; its ow
 from math import inf
 
 from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.prefill_pace import PrefillPace
 
 _PART = 0.1
@@ -17,11 +18,13 @@ _UNKNOWN = 8
 """Background rows beside others if a row was measured to cost nothing."""
 
 
-def make_room(running: RunningSet, pace: PrefillPace) -> float | None:
+def make_room(running: RunningSet, waiting: WaitingQueue, pace: PrefillPace) -> float | None:
     """Set how many background rows may decode in the next step; return the microseconds left for background prompts.
 
-    None: no other request has a row, so nothing holds them back.
+    None: nothing holds them back, because no other request has a row; or there are none.
     """
+    if not running.background and ((head := waiting.head()) is None or not head.request.is_background):
+        return None
     if not running.has_others:
         running.allow_background(inf)
         return None

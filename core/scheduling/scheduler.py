@@ -127,8 +127,7 @@ class Scheduler:
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
         max_turns = self.queue_bound.turns_allowed() if self.waiting.num_seqs else 0
-        refusal = check_request(message, self.limits, self.waiting, self.options, max_turns)
-        if refusal is not None:
+        if refusal := check_request(message, self.limits, self.waiting, self.options, max_turns):
             return refusal
         request = Request(message, owner, self.limits.max_sequence_len, now)
         request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
@@ -228,8 +227,9 @@ class Scheduler:
         """
         self._set_now(now)
         is_making = self.parts.num_in_making > self.trials.num_untold or self.trials.is_unsure
-        culprit = self.suspects.blame(self.in_flight, is_making=is_making) if has_died else None
-        if culprit is not None:
+        endings: list[Ending] = []
+        if has_died and (culprit := self.suspects.blame(self.in_flight, is_making=is_making)) is not None:
+            endings.append(Ending(culprit, ENDS_WORKERS, "ends_workers"))
             self.step_size.restore()
         self.queue_bound.requeued(len(self.running))
         for seq in list(self.running):
@@ -240,7 +240,6 @@ class Scheduler:
         self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         self.kv.now = now
-        endings = [] if culprit is None else [Ending(culprit, ENDS_WORKERS, "ends_workers")]
         for reset in self.parts.reset:
             endings += reset(self.limits, has_died=has_died)
         self.trials.end()
@@ -353,17 +352,26 @@ class Scheduler:
             if chunk.samples:
                 num_samples += 1
                 running.to_decode(chunk.seq)
-        has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self.pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
         if lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
-                step_id, decodes, chunks, num_samples, running.num_left, has_logprobs, num_drafts, predicted,
-                plan.start, launches.num_context, is_whole, builder.num_pooled,
+                step_id=step_id,
+                decodes=decodes,
+                chunks=chunks,
+                num_samples=num_samples,
+                num_left=running.num_left,
+                has_logprobs=decodes.has_logprobs or builder.has_logprobs,
+                num_drafts=num_drafts,
+                predicted=predicted,
+                starts=plan.start,
+                num_context=launches.num_context,
+                is_whole=is_whole,
+                num_pooled=builder.num_pooled,
             )
-        )  # fmt: skip
+        )
         preempted = self._yielding.preempted
         if preempted or with_record:  # the step, or its record, keeps the list
             self._yielding.preempted = []
@@ -384,12 +392,9 @@ class Scheduler:
     def _make_way(self) -> float | None:
         """Preempt for the head of the queue; return the microseconds for background prompts, if they are limited."""
         running = self.running
-        head = self.waiting.head() if self.waiting.num_seqs else None
-        if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
+        if self.waiting.num_seqs and (self.policy.preempts or running.background or not running.num_free_rows):
             self._yielding.make_way()
-        if running.background or (head is not None and head.request.is_background):
-            return make_room(running, self.pace)
-        return None
+        return make_room(running, self.waiting, self.pace)
 
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
         """Let the worker draft tokens; prompts keep nearly all their room."""
@@ -462,8 +467,7 @@ class Scheduler:
         """
         tokens, counts = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
-        if now is not None:
-            self.kv.now = now
+        self._set_now(now)
         if step.decodes.seqs or step.chunks:  # otherwise it only copied pages
             outcome, drafts_us = None, 0.0
             if self.drafting.lengths is not None:

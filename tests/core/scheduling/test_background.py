@@ -114,7 +114,7 @@ def test_what_a_step_has_left_is_a_tenth() -> None:
     for number in range(1, 60):  # a millisecond, and 50 us for each row
         time.learn((1.0, number / 64, number * 9 / 65536, 16 / 256, 16 * 8 / 262144), 1000 + 50 * number + 16)
     assert time.is_known
-    left = make_room(scheduler.running, scheduler.pace)
+    left = make_room(scheduler.running, scheduler.waiting, scheduler.pace)
     assert left is not None
     assert 0 < left <= 0.1 * scheduler.pace.decodes_us(20, 20 * 20)
     driver.step()
