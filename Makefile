@@ -78,6 +78,7 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/python -m docs.planning_table --check
 	$(BIN)/python -m docs.foreign_flags_table --check
 	$(BIN)/python -m docs.compose_options --check
+	$(BIN)/python -m docs.removed_options --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 resolve: $(VENV)/.made  ## Whether the public package index has all that is pinned, for every extra and Python version
@@ -104,6 +105,7 @@ docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python -m docs.planning_table
 	$(BIN)/python -m docs.foreign_flags_table
 	$(BIN)/python -m docs.compose_options
+	$(BIN)/python -m docs.removed_options
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.gpu_worker.steps.host_step import PendingStep
-from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.in_process import InProcessEngine
 from penstock.ipc.messages import SamplingParams, StepPlan
 from penstock.options import config_of
@@ -82,30 +81,20 @@ class LocalEngine(InProcessEngine):
         Returns:
             Seconds per timed step: of the whole, and of the host's part in launching.
         """
-        return repeat(self.runner, plans, num_untimed, before_timed)
-
-
-def repeat(
-    runner: ModelRunner,
-    plans: Sequence[StepPlan],
-    num_untimed: int,
-    before_timed: Callable[[], object] = lambda: None,
-) -> tuple[float, float]:
-    """`LocalEngine.repeat` on any runner of the same model."""
-    runner.clear_rows()
-    for plan in plans[:num_untimed]:
-        runner.launch(plan).result()
-    pending = deque[PendingStep]()
-    launching = 0.0
-    before_timed()
-    began = time.perf_counter()
-    for plan in plans[num_untimed:]:
-        if len(pending) == _QUEUED:
+        self.runner.clear_rows()
+        for plan in plans[:num_untimed]:
+            self.runner.launch(plan).result()
+        pending = deque[PendingStep]()
+        launching = 0.0
+        before_timed()
+        began = time.perf_counter()
+        for plan in plans[num_untimed:]:
+            if len(pending) == _QUEUED:
+                pending.popleft().result()
+            before = time.perf_counter()
+            pending.append(self.runner.launch(plan))
+            launching += time.perf_counter() - before
+        while pending:
             pending.popleft().result()
-        before = time.perf_counter()
-        pending.append(runner.launch(plan))
-        launching += time.perf_counter() - before
-    while pending:
-        pending.popleft().result()
-    num_timed = len(plans) - num_untimed
-    return (time.perf_counter() - began) / num_timed, launching / num_timed
+        num_timed = len(plans) - num_untimed
+        return (time.perf_counter() - began) / num_timed, launching / num_timed

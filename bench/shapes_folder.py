@@ -36,27 +36,6 @@ def servable_folder(name: str, target: Path) -> Path:
     return target
 
 
-def clockwork_folder(target: Path, step_seconds: float) -> Path:
-    """A model whose steps take so long whatever is in them, and no processor's time."""
-    target.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["ClockworkForCausalLM"],
-        "model_type": "clockwork",
-        "dtype": "float32",
-        "vocab_size": 300,
-        "hidden_size": 2,
-        "intermediate_size": 1,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 4096,
-        "step_seconds": step_seconds,
-    }
-    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    _write_tokenizer(target, 300)
-    return target
-
-
 def _write_tokenizer(target: Path, vocab_size: int) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.config.api_keys import LIMITS, SCOPES, checked_key, digest
+from penstock.config.api_keys import LIMITS, SCOPES, TENANTS, checked_key, digest
 from penstock.config.argument_types import positive, positive_float
 from penstock.config.options import ConfigError
 from penstock.config.parser import Parser
@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--weight", type=positive_float, help="share under the fair policy, relative to other keys (default: 1)"
     )
+    parser.add_argument(
+        "--tenant-by", choices=TENANTS, help="who takes turns: the key, or each `user` of its requests (default: key)"
+    )
     args = parser.parse_args(argv)
     if args.channel is not None:
         return _make_channel_keys(args.channel, args.if_missing)
@@ -59,7 +62,7 @@ def _make_channel_keys(path: Path, if_missing: bool) -> int:
 def _print_api_key(args: argparse.Namespace) -> int:
     """Print the key for its user, and the entry for the key file, from which the key cannot be recovered."""
     key = f"pk-{secrets.token_urlsafe(32)}"
-    said = {name: getattr(args, name) for name in ("scopes", *LIMITS, "namespace", "weight")}
+    said = {name: getattr(args, name) for name in ("scopes", *LIMITS, "namespace", "weight", "tenant_by")}
     entry = {"id": args.id, "sha256": digest(key).hex()} | {name: it for name, it in said.items() if it is not None}
     try:
         checked_key("penstock keys", entry)

@@ -22,7 +22,8 @@ CLIENT_KEY_HELP = (
 
 SCOPES = ("infer", "metrics", "admin")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-_FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace", "weight")
+TENANTS = ("key", "user")
+_FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace", "weight", "tenant_by")
 MAX_WEIGHT = 1000.0
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -44,6 +45,7 @@ class ApiKey(NamedTuple):
     max_concurrent: int = 0
     namespace: str = ""  # cached prompts are shared with keys of the same namespace; empty: with all that have none
     weight: float = 1.0  # share of the engine under the fair policy, relative to other keys
+    tenant_by: str = "key"  # who takes turns with others: the key, or each `user` that its requests name
 
     @property
     def own_namespace(self) -> str:
@@ -127,6 +129,10 @@ def checked_key(where: str, entry: Any) -> ApiKey:
     weight = entry.get("weight", 1.0)
     if type(weight) not in (int, float) or not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
         raise ConfigError(f"{where}: weight must be a number from {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}, got {weight!r}")
+    tenant_by = entry.get("tenant_by", "key")
+    if tenant_by not in TENANTS:
+        raise ConfigError(f"{where}: tenant_by must be {' or '.join(TENANTS)}, got {tenant_by!r}")
     return ApiKey(
-        key_id, bytes.fromhex(hexadecimal), frozenset(scopes), **limits, namespace=namespace, weight=float(weight)
-    )
+        key_id, bytes.fromhex(hexadecimal), frozenset(scopes), **limits, namespace=namespace, weight=float(weight),
+        tenant_by=tenant_by,
+    )  # fmt: skip

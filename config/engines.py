@@ -42,14 +42,23 @@ def with_own_files(config: Config, number: int) -> Config:
         scheduler=replace(
             scheduler,
             step_trace=_numbered_file(scheduler.step_trace, number),
-            record=_numbered_file(scheduler.record, number),
+            record=_numbered_recording(scheduler.recording, number),
         ),
         worker=replace(
             worker,
-            disk_kv=worker.disk_kv and str(Path(worker.disk_kv) / folder),
+            disk_kv=_subfolder(worker.disk_kv, folder),
             profile=worker.profile and str(Path(worker.profile) / folder),
         ),
     )
+
+
+def _numbered_recording(recording: tuple[Path, int] | None, number: int) -> str:
+    return "" if recording is None else f"{_numbered_file(str(recording[0]), number)}:{recording[1]}"
+
+
+def _subfolder(disk_kv: str, name: str) -> str:
+    folder, _, size = disk_kv.rpartition(":")
+    return disk_kv and f"{Path(folder) / name}:{size}"
 
 
 def _numbered_file(name: str, number: int) -> str:

@@ -46,6 +46,11 @@ class Flag(msgspec.Struct, frozen=True):
     shown: Shown
 
     @property
+    def is_internal(self) -> bool:
+        """Whether it is a field that programs can set, but no option."""
+        return self.shown.is_internal
+
+    @property
     def name(self) -> str:
         """As typed: `--max-num-seqs`."""
         return "--" + self.field.replace("_", "-")
@@ -74,6 +79,11 @@ class Flag(msgspec.Struct, frozen=True):
 
 def flags(groups: Iterable[str] | None = None) -> list[Flag]:
     """All flags of the given groups of Config (default: of all), in the order of their definition."""
+    return [flag for flag in fields(groups) if not flag.is_internal]
+
+
+def fields(groups: Iterable[str] | None = None) -> list[Flag]:
+    """The flags, and the internal fields of the groups, which only programs set."""
     found = []
     for group in Config.__struct_fields__ if groups is None else groups:
         options: type[Options] = get_type_hints(Config)[group]
@@ -101,17 +111,17 @@ def spelled_out(arguments: Sequence[str], known: Collection[Flag]) -> list[str]:
 
 
 def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Options first, then `PENSTOCK_*` variables, then defaults.
+    """Options first, then `PENSTOCK_*` variables, then defaults. Internal fields may be in the namespace, too.
 
     Raises:
         ConfigError: naming the option or the variable, the value and the bound that it violates.
     """
     given = vars(namespace)
     values: dict[str, dict[str, Any]] = {}
-    for flag in flags():
+    for flag in fields():
         if flag.field in given:
-            value, source = given[flag.field], flag.name
-        elif environment.get(flag.variable):  # an empty variable counts as unset; compose files write it so
+            value, source = given[flag.field], flag.field if flag.is_internal else flag.name
+        elif not flag.is_internal and environment.get(flag.variable):  # empty as in files for Compose: unset
             value, source = environment[flag.variable], flag.variable
         else:
             continue

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from penstock.config.flags import ENVIRONMENT_PREFIX, flags
 from penstock.config.foreign_tables import LLAMA_CPP, TGI, VALUES, ForeignFlag
 from penstock.config.options import ConfigError
+from penstock.config.removed import why_gone
 
 _ADAPTERS = ForeignFlag(why="merge the adapter into the model (PEFT: merge_and_unload) and serve the result")
 _DRAFTS = ForeignFlag(use="--speculative-config")
@@ -23,7 +24,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     "vLLM": {
         "--enable-eplb": ForeignFlag(use="--expert-load with --num-redundant-experts"),
         "--eplb-config": ForeignFlag(use="--expert-load with --num-redundant-experts"),
-        "--all2all-backend": ForeignFlag(use="--expert-exchange"),
+        "--all2all-backend": ForeignFlag(why="what sends fewer bytes is chosen"),
         "--distributed-executor-backend": ForeignFlag(use="--launcher", same=("mp", "uni")),
         "--enable-sleep-mode": ForeignFlag(why="the weights stay in memory until the server ends"),
         "--root-path": ForeignFlag(why="let the proxy remove its prefix from paths"),
@@ -60,8 +61,8 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--runner": ForeignFlag(why=_EMBEDS, same=("auto", "generate")),
         "--task": ForeignFlag(why=_EMBEDS, same=("auto", "generate", "embed")),
         "--convert": ForeignFlag(why=_EMBEDS, same=("auto", "none", "embed")),
-        "--pooler-config": ForeignFlag(use="--pooling and --embedding-normalize"),
-        "--override-pooler-config": ForeignFlag(use="--pooling and --embedding-normalize"),
+        "--pooler-config": ForeignFlag(use="--pooling"),
+        "--override-pooler-config": ForeignFlag(use="--pooling"),
         "--guided-decoding-backend": ForeignFlag(why="there is one grammar backend", same=("auto", "guidance")),
         "--limit-mm-per-prompt": ForeignFlag(use="--max-images"),
         "--allowed-media-domains": ForeignFlag(use="--image-hosts"),
@@ -69,7 +70,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--enable-auto-tool-choice": _ON_ALREADY,
         "--enable-reasoning": _ON_ALREADY,
         "--async-scheduling": _ON_ALREADY,
-        "--kv-transfer-config": ForeignFlag(use="--role and --kv-transport"),
+        "--kv-transfer-config": ForeignFlag(use="--role"),
     },
     "SGLang": {
         "--is-embedding": ForeignFlag(why=_EMBEDS, same=("",)),
@@ -79,7 +80,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--ep-num-redundant-experts": ForeignFlag(use="--num-redundant-experts"),
         "--init-expert-location": ForeignFlag(use="--expert-load"),
         "--disaggregation-mode": ForeignFlag(use="--role", same=("null",)),
-        "--disaggregation-transfer-backend": ForeignFlag(use="--kv-transport"),
+        "--disaggregation-transfer-backend": ForeignFlag(why="the best that both engines have is chosen"),
         "--mem-fraction-static": ForeignFlag(use="--gpu-memory-utilization"),
         "--chunked-prefill-size": ForeignFlag(use="--max-num-batched-tokens"),
         "--disable-radix-cache": ForeignFlag(use="--no-enable-prefix-caching"),
@@ -104,7 +105,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     },
     "llama.cpp": {
         "--embeddings": ForeignFlag(why=_EMBEDS, same=("",)),
-        "--embd-normalize": ForeignFlag(use="--embedding-normalize"),
+        "--embd-normalize": ForeignFlag(why="modules.json in the checkpoint says it", same=("2",)),
         "--n-gpu-layers": ForeignFlag(use="--device"),
         "-ngl": ForeignFlag(use="--device"),
         "--jinja": _ON_ALREADY,
@@ -170,6 +171,10 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     for name in sorted(environment):
         rest = name.removeprefix(ENVIRONMENT_PREFIX)
         if rest == name or name in known or rest.startswith(_NOT_OURS):
+            continue
+        if gone := why_gone("--" + rest.lower().replace("_", "-")):
+            if environment[name]:  # files for Compose have empty ones
+                said.append(gone.replace("--" + rest.lower().replace("_", "-"), f"the variable {name}", 1))
             continue
         near = get_close_matches(name, known, n=1, cutoff=0.7)
         said.append(f"the variable {name} is unknown" + (f"; did you mean {near[0]}?" if near else ""))

@@ -44,7 +44,7 @@ TGI: Mapping[str, ForeignFlag] = {
     "-p": ForeignFlag(use="--port"),
     "--validation-workers": ForeignFlag(use="--num-frontends"),
     "--max-concurrent-requests": ForeignFlag(use="--max-num-queued-seqs"),
-    "--max-best-of": ForeignFlag(use="--max-n"),
+    "--max-best-of": ForeignFlag(why="`n` may be 64", same=("1", "2")),
     "--max-client-batch-size": ForeignFlag(use="--max-request-seqs"),
     "--max-stop-sequences": ForeignFlag(why="requests may have 1,024 stop strings"),
     "--max-top-n-tokens": ForeignFlag(why="requests may ask for the 20 best tokens"),
@@ -148,7 +148,9 @@ LLAMA_CPP: Mapping[str, ForeignFlag] = {
     **dict.fromkeys(("--ui-config", "--ui-config-file", "--webui-config"), ForeignFlag(why="the page keeps its own")),
     "--tags": ForeignFlag(use="--served-model-name"),
     "--media-path": ForeignFlag(why="images come in requests, or from --image-hosts"),
-    **dict.fromkeys(("--image-min-tokens", "--image-max-tokens"), ForeignFlag(use="--max-image-pixels")),
+    **dict.fromkeys(
+        ("--image-min-tokens", "--image-max-tokens"), ForeignFlag(why="the model's own processor chooses the size")
+    ),
     "--log-prompts-dir": ForeignFlag(use="--record with --record-prompts"),
     **dict.fromkeys(("--webui", "--ui"), ForeignFlag(use="--web-ui on")),
     **dict.fromkeys(("--no-webui", "--no-ui"), ForeignFlag(use="--web-ui off")),

@@ -21,10 +21,11 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
     keys = load_api_keys(options.api_keys_file, environment)
     if keys or options.insecure_bind:
         return
-    for flag, (host, _) in zip(("--host", "--admin-host"), addresses(options), strict=False):
+    given = f"--host {options.host}", f"--admin-port {options.admin_port}"
+    for option, (host, _) in zip(given, addresses(options), strict=False):
         if not is_loopback(host):
             raise ConfigError(
-                f"{flag} {host} is open to others, and there is no API key: give --api-keys-file or the variable "
+                f"{option} is open to others, and there is no API key: give --api-keys-file or the variable "
                 f"{KEY_VARIABLE}, or --insecure-bind if anyone who reaches the port may use the server"
             )
 
@@ -44,8 +45,8 @@ def is_loopback(host: str) -> bool:
 
 def addresses(options: FrontendOptions) -> list[tuple[str, int]]:
     """Host and port of each listener: the public one, and the one for administrators if there is one."""
-    found = [(options.host, options.port)]
-    return [*found, (options.admin_host, options.admin_port)] if options.admin_port else found
+    admin = options.admin_address
+    return [(options.host, options.port), *([] if admin is None else [admin])]
 
 
 def bind(host: str, port: int, *, is_shared: bool) -> socket.socket:

@@ -80,9 +80,11 @@ def validate(config: Config) -> Config:
         raise ConfigError(f"--page-size must be a power of two, got {page_size}")
     if config.scheduler.record_prompts and not config.scheduler.record:
         raise ConfigError("--record-prompts has no effect without --record FILE")
-    if bool(config.worker.disk_kv) != bool(config.worker.disk_kv_gib):
-        raise ConfigError("--disk-kv FOLDER and --disk-kv-gib SIZE need each other")
-    if config.worker.disk_kv and config.parallel.num_ranks > 1:
+    try:
+        disk_tier = config.worker.disk_tier
+    except ValueError as error:
+        raise ConfigError(f"--disk-kv {config.worker.disk_kv!r}: {error}") from None
+    if disk_tier and config.parallel.num_ranks > 1:
         raise ConfigError(
             f"--disk-kv: an engine of {config.parallel.num_ranks} workers has no disk tier; --host-kv-gib works"
         )
@@ -95,7 +97,7 @@ def validate(config: Config) -> Config:
             f"--speculative-config: the stages of a pipeline draft with ngram only, not with {speculative.method}"
         )
     if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
-        raise ConfigError("--pipeline-layers has no effect without --pipeline-parallel-size")
+        raise ConfigError("pipeline_layers has no effect without --pipeline-parallel-size")
     if config.parallel.role and config.parallel.pipeline_parallel_size > 1:
         raise ConfigError("--role: pages cannot be handed over between pipelines; --tensor-parallel-size can be more")
     if config.parallel.role and not config.scheduler.enable_prefix_caching:
@@ -105,17 +107,11 @@ def validate(config: Config) -> Config:
             f"--role {','.join(config.parallel.role)}: one role for all engines or one for each of the "
             f"--data-parallel-size {config.parallel.data_parallel_size}"
         )
-    if config.scheduler.batch_size and config.scheduler.batching == "continuous":
-        raise ConfigError(
-            f"--batch-size {config.scheduler.batch_size} is for --batching static, dynamic or length-aware; the limit "
-            "for a step's tokens, which llama.cpp calls so, is --max-num-batched-tokens"
-        )
-    if config.ipc.heartbeat_timeout <= config.ipc.heartbeat_interval:
-        raise ConfigError(
-            f"--heartbeat-timeout ({config.ipc.heartbeat_timeout}) must exceed "
-            f"--heartbeat-interval ({config.ipc.heartbeat_interval})"
-        )
-    if config.frontend.admin_port and config.frontend.admin_port == config.frontend.port:
+    try:
+        admin_address = config.frontend.admin_address
+    except ValueError as error:
+        raise ConfigError(f"--admin-port {config.frontend.admin_port!r}: {error}") from None
+    if admin_address is not None and admin_address[1] == config.frontend.port:
         raise ConfigError(f"--admin-port ({config.frontend.admin_port}) must be another port than --port")
     if problem := problem_with_observers(config.frontend):
         raise ConfigError(problem)
@@ -187,7 +183,7 @@ def check_tiers(config: Config) -> None:
         ConfigError: with the option's flag.
     """
     if config.scheduler.preemption == "swap" and not config.worker.host_kv_gib:
-        raise ConfigError("--preemption swap needs host memory for the pages: set --host-kv-gib")
+        raise ConfigError("preemption swap needs host memory for the pages: set --host-kv-gib")
 
 
 def channel_keys(config: Config) -> ChannelKeys | None:

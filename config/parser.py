@@ -10,6 +10,7 @@ from typing import Any, NoReturn, get_origin
 
 from penstock.config.argument_types import not_negative, not_negative_float, positive, positive_float, share
 from penstock.config.flags import GROUP_TITLES, Flag, default_text, flags, spelled_out
+from penstock.config.removed import why_gone
 
 _WIDTH = 100
 _NAMES = 36
@@ -228,5 +229,7 @@ def _width() -> int:
 
 def unknown_flag(name: str, known: Iterable[str]) -> str:
     """What to say about an option that does not exist."""
+    if gone := why_gone(name):
+        return gone
     near = get_close_matches(name.partition("=")[0].replace("_", "-"), list(known), n=1, cutoff=0.7)
     return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; see --help")

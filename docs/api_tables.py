@@ -72,6 +72,8 @@ LIMITS: Mapping[str, str] = {
     "http.connections.MAX_HEADER_FIELDS": "header fields of a request",
     "http.connections.MAX_HEADER_BYTES": "bytes of a header field, and of the request line",
     "http.app.MAX_TYPE_LENGTH": "characters in `Content-Type`",
+    "http.connections.MAX_CONNECTIONS": "open connections to a frontend, if its limit of open files allows them",
+    "storage.responses.MAX_STORED": "stored responses of an API key, and as many conversations",
 }
 """What the constants of the frontend limit, in the order of the table."""
 
@@ -81,6 +83,7 @@ _INSIDE = frozenset(
         "api.service.MAX_ENCODE_SECONDS",
         "api.service.MAX_QUICK",
         "batches.lines.MAX_ERRORS",
+        "batches.runner.MAX_OPEN",
         "batches.sender.MAX_WAITING",
         "batches.handlers.MAX_PAGE",
         "batches.shapes.MAX_METADATA",

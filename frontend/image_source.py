@@ -20,7 +20,9 @@ class ImageLimits:
     """Limits for the images of requests."""
 
     max_images: int  # in a request
-    max_bytes: int  # of one image, as it is sent
+    max_bytes: int = 20 << 20  # of one image, as it is sent or fetched: more than cameras and other services send
+    max_pixels: int = 64 << 20  # before the model's processor shrinks it: 200 MB while it is decoded
+    seconds: float = 10.0  # for fetching an image, redirects included
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,6 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions) -> Embedding
                 )
     if options.pooling != "auto":
         kind = options.pooling
-    if options.embedding_normalize != "auto":
-        is_normalized = options.embedding_normalize == "on"
     return Embeddings(kind, is_normalized, _hidden_size(checkpoint))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from penstock.config import Config, ConfigError
-from penstock.config.flags import config_from, flags
+from penstock.config.flags import config_from, fields, flags
 from penstock.config.options import check_tiers
 from penstock.config.parser import unknown_flag
 
@@ -23,10 +23,8 @@ APART_ONLY = frozenset(
     (
         "step_trace",
         "record",
-        "record_mib",
         "record_prompts",
         "queue_patience",
-        "overload_order",
         "queue_timeout",
         "profile",
         "min_prefill_tokens",
@@ -42,7 +40,7 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
     Raises:
         ConfigError: naming the option, its value and the bound that it breaks.
     """
-    of_groups = [flag.field for flag in flags(("model", "scheduler", "worker", "parallel", "log"))]
+    of_groups = [flag.field for flag in fields(("model", "scheduler", "worker", "parallel", "log"))]
     known = {*of_groups, *_OF_FRONTENDS} - {"spare_worker", "launcher"}
     for name in options:
         if name not in known:

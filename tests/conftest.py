@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,9 @@ try:
 except ImportError:  # on a GPU machine that has the kernels' own dependencies alone
     structlog = None  # type: ignore[assignment]
 
-os.environ["PENSTOCK_TEST_MODELS"] = "1"  # here, the models for tests may be served
+# Here, and in every process that a test starts, the models for tests may be served.
+os.environ["PENSTOCK_TEST_MODELS"] = "tests.clockwork.family"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 
 # Servers in threads log while pytest puts another object in the place of `sys.stdout`: `print` then writes to one that
 # is gone, and Python 3.11 crashes. A file of our own on the same descriptor stays, and is captured all the same.

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.config.flags import flags
 from tests.request_path import files_of_a_request
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +81,7 @@ def main() -> None:
         for each in node.body
         if isinstance(each, functions) and each.name == "__init__"
     }
+    print("options:", len(flags()))
     print("rooms (folders with sources):", len({path.parent for path in modules.values()}))
     print("files:", len(modules), " lines:", sum(lines(path) for path in modules.values()))
     for folder in FOLDERS:

@@ -18,6 +18,7 @@ import aiohttp
 import psutil
 
 from tests.e2e.servers import serving, stream
+from tests.internal_fields import internal
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("config", "core", "frontend", "gpu_worker", "ipc", "kernels", "models")
@@ -107,11 +108,11 @@ def own_files(paths: str) -> list[str]:
 async def files_of_a_request(**fields: Any) -> dict[str, list[str]]:
     """Process -> the files in which a function ran for one streaming chat request with these fields."""
     body = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 24, **fields}
-    quiet = ("--heartbeat-interval", "20", "--heartbeat-timeout", "60")  # so that nothing else is said meanwhile
+    quiet = ("--heartbeat-timeout", "200")  # so that nothing else is said meanwhile
     with tempfile.TemporaryDirectory() as folder:
         async with (
             watched(Path(folder)) as (watch, environment),
-            serving(ROOT / "demo/model", *quiet, **environment) as server,
+            serving(ROOT / "demo/model", *quiet, **environment, **internal(max_heartbeat_interval=20.0)) as server,
             aiohttp.ClientSession() as client,
         ):
             for number in range(3):  # the first ones import and start what the others find

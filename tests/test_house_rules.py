@@ -4,12 +4,12 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from setuptools import find_packages
+
+from tests.packaging import data, packages
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
@@ -157,30 +157,32 @@ def test_the_imports_that_are_drawn_are_those_there_are() -> None:
     assert rooms == there
 
 
-def packages() -> dict[str, Path]:
-    """Each package that is installed -> its folder."""
-    names = find_packages(str(ROOT), include=["penstock*"])
-    return {name: (ROOT / name.replace(".", "/")).resolve() for name in names}
-
-
 def test_packages_are_found_where_their_names_say() -> None:
     """Without an installation: a link in `penstock/` for each folder, and a package for each folder with sources."""
     folders = {
-        path.parent
-        for path in sources("penstock", *MAY_IMPORT, "lab", "demo", "bench/load", "bench/quality", "deploy/ray")
+        path.parent for path in sources("penstock", *MAY_IMPORT, "lab", "bench/load", "bench/quality", "deploy/ray")
     }
     assert set(packages().values()) == folders
 
 
 def test_packages_bring_the_files_that_they_read() -> None:
     """An installed package has what `package-data` names, and nothing else that lies beside its sources."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = packages()
-    data = settings["package-data"]
-    brought = {path for name, folder in folders.items() for glob in data.get(name, ()) for path in folder.glob(glob)}
     kinds = {".json", ".toml", ".txt", ".safetensors", ".jinja", ".cpp", ".h"}
-    found = {path for folder in folders.values() for path in folder.rglob("*") if path.suffix in kinds}
-    assert found - brought == set()
+    found = {path for folder in packages().values() for path in folder.rglob("*") if path.suffix in kinds}
+    assert found - data() == set()
+
+
+def test_of_the_demo_model_its_files_are_installed_and_nothing_that_makes_it() -> None:
+    """What makes it runs from a clone; nothing that is installed may need it to start."""
+    installed = {path.relative_to(ROOT) for path in data() if path.is_relative_to(ROOT / "demo")}
+    there = {path.relative_to(ROOT) for name in ("head", "model") for path in (ROOT / "demo" / name).iterdir()}
+    assert installed == there
+    for folder in packages().values():
+        for path in folder.glob("*.py"):
+            at_start = [
+                node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
+            ]
+            assert not any(name.startswith("penstock.demo") for node in at_start for name in imports(node)), path
 
 
 @pytest.mark.parametrize(

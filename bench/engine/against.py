@@ -61,7 +61,8 @@ class Checkout:
 def _modules(benches: Path) -> list[str]:
     """Where a checkout has what measures it: early commits have it elsewhere."""
     if (benches / "engine" / "cpu.py").exists():
-        return ["bench.engine.cpu", "bench.scheduling.scheduler", "bench.local_engine", "bench.engine.offline"]
+        room = "engine" if (benches / "engine" / "scheduler.py").exists() else "scheduling"
+        return ["bench.engine.cpu", f"bench.{room}.scheduler", "bench.local_engine", "bench.engine.offline"]
     package = "bench" if (benches / "load").exists() else "penstock.bench"
     return [f"{package}.{name}" for name in ("cpu", "scheduler", "local_engine", "offline")]
 

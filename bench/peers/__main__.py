@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(json.loads(args.draw.read_text()), args.draw.with_suffix(""))
         return 0
     if not is_available():
-        _say("no plot now: it needs the extra `bench` (pip install 'penstock-llm[bench]'); --draw makes it later")
+        _say("no plot now: it needs the extra `plan` (pip install 'penstock-llm[plan]'); --draw makes it later")
     names = [PENSTOCK, *dict.fromkeys(name for name in args.peers.split(",") if name)]
     sizes = QUICK if args.quick else Sizes()
     for folder in (args.out, args.envs):

@@ -10,7 +10,7 @@ _COLOURS = {"penstock": "#0b6e99", "vllm": "#d9822b", "openvino": "#7b4fa3", "ll
 
 
 def is_available() -> bool:
-    """Whether the chart library, an extra of its own (`penstock-llm[bench]`), is installed."""
+    """Whether the chart library, an extra of its own (`penstock-llm[plan]`), is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,6 +1,7 @@
 """What quantized weights and quantized keys and values cost in quality.
 
     python -m penstock.bench.quality                          the demo model, on conversations held out of its training
+                                                              (in a clone, which has them)
     python -m penstock.bench.quality MODEL --text FILE.txt    another one, on a text of yours
     python -m penstock.bench.quality --variants int8,int4/int8,/fp8_e4m3,path/of/a/quantized/checkpoint
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from penstock.config.options import ConfigError
-from penstock.demo.chatml import pieces
-from penstock.demo.held_out import held_out_conversations
 from penstock.models.files.source import Checkpoint
 
 _SEED = 20
@@ -32,7 +30,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def conversations(tokenizer: Tokenizer, num_tokens: int, context: int) -> list[Text]:
-    """Conversations with the demo model, about so many tokens in all. Training never saw their questions."""
+    """Conversations with the demo model, about so many tokens in all. Training never saw their questions.
+
+    Raises:
+        ConfigError: they are not there, because this is no clone.
+    """
     return list(_until(num_tokens, _encoded_conversations(tokenizer, context)))
 
 
@@ -56,6 +58,15 @@ def windows(tokenizer: Tokenizer, path: Path, num_tokens: int, context: int) -> 
 
 
 def _encoded_conversations(tokenizer: Tokenizer, context: int) -> Iterator[Text]:
+    try:  # a wheel has the demo model, but not what it is made of
+        from penstock.demo.chatml import pieces
+        from penstock.demo.held_out import held_out_conversations
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("penstock.demo"):
+            raise
+        raise ConfigError(
+            "say --text FILE: the conversations of the demo model are not installed, only a clone has them"
+        ) from None
     for messages in held_out_conversations(_SEED):
         parts = [(tokenizer.encode(text, add_special_tokens=False).ids, learned) for text, learned in pieces(messages)]
         ids = [token for part, _ in parts for token in part][:context]

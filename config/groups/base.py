@@ -16,3 +16,9 @@ class Shown(msgspec.Struct, frozen=True):
     """What `--help` says of it, in one line; empty: few people need the option, and only `--help-all` has it."""
     also: tuple[str, ...] = ()
     """Other engines' names of exactly this option, which may be typed in its place."""
+    is_internal: bool = False
+    """No flag and no variable: nobody has a reason to change it, but tests and benchmarks do, and programs may."""
+
+
+INTERNAL = Shown(is_internal=True)
+"""Marks a field that is no option."""

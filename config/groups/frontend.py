@@ -1,10 +1,14 @@
 """Options: the frontends."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.groups.base import Options, Shown
+from penstock.config.groups.base import INTERNAL, Options, Shown
+
+_LISTENER = re.compile(r"(?:(\[[^]]+]|[^][:]+):)?([0-9]{1,5})")
+"""PORT, HOST:PORT or [IPV6]:PORT."""
 
 
 class FrontendOptions(Options, frozen=True):
@@ -29,22 +33,15 @@ class FrontendOptions(Options, frozen=True):
         Shown(line="let others reach it without API keys"),
     ] = False
     admin_port: Annotated[
-        int,
-        Meta(
-            description="Port of a second listener for /metrics, /engines, /debug/*, /reset_prefix_cache, "
-            "/start_profile and /stop_profile, which --port then no longer answers. 0: no second listener.",
-            ge=0,
-            le=65535,
-        ),
-        Shown(line="second port, for /metrics, /engines and /debug alone"),
-    ] = 0
-    admin_host: Annotated[
         str,
         Meta(
-            description="Address of the second listener. If others can reach it, API keys or --insecure-bind are "
-            "required."
+            description="Port of a second listener for /metrics, /engines, /debug/*, /reset_prefix_cache, "
+            "/start_profile and /stop_profile, which --port then no longer answers: on 127.0.0.1 or, as HOST:PORT, on "
+            "another address. If others can reach it, API keys or --insecure-bind are required. Empty or 0: no second "
+            "listener."
         ),
-    ] = "127.0.0.1"
+        Shown("[HOST:]PORT", "second port, for /metrics, /engines, /debug alone"),
+    ] = ""
     web_ui: Annotated[
         Literal["auto", "on", "off"],
         Meta(
@@ -74,13 +71,6 @@ class FrontendOptions(Options, frozen=True):
             "the 'mean' of all. 'auto': as the checkpoint's modules.json says, or else 'last'."
         ),
     ] = "auto"
-    embedding_normalize: Annotated[
-        Literal["auto", "on", "off"],
-        Meta(
-            description="Give embeddings the length 1. 'auto': if modules.json has a Normalize module, or there is no "
-            "such file."
-        ),
-    ] = "auto"
     chat_template: Annotated[
         str,
         Meta(description="File with a chat template to use instead of the checkpoint's."),
@@ -108,14 +98,6 @@ class FrontendOptions(Options, frozen=True):
         ),
         Shown("PATH", "API keys; for a single one, the variable PENSTOCK_API_KEY"),
     ] = ""
-    tenant_by: Annotated[
-        Literal["key", "user"],
-        Meta(
-            description="Who shares the engine with others, in turns or by weight (docs/scheduling.md): 'key' is each "
-            "API key or, without keys, each client address; 'user' is each `user` that the requests of a key or an "
-            "address name. A client can name as many as it likes: for gateways that set the field themselves."
-        ),
-    ] = "key"
     otlp_traces_endpoint: Annotated[
         str,
         Meta(
@@ -126,13 +108,12 @@ class FrontendOptions(Options, frozen=True):
     ] = ""
     access_log: Annotated[
         str,
-        Meta(description="File that gets a line for each request, beside the log; SIGHUP opens it anew. Empty: none."),
+        Meta(
+            description="File that gets a line for each request, beside the log; SIGHUP opens it anew. Lines are as "
+            "web servers write them or, if its name ends with .json or .jsonl, JSON objects. Empty: none."
+        ),
         Shown("PATH", "a line for each request"),
     ] = ""
-    access_log_format: Annotated[
-        Literal["combined", "json"],
-        Meta(description="How --access-log is written: 'combined' as web servers do, or as JSON objects."),
-    ] = "combined"
     metrics_names: Annotated[
         Literal["penstock", "both"],
         Meta(
@@ -149,14 +130,6 @@ class FrontendOptions(Options, frozen=True):
         ),
         Shown("PRICE"),
     ] = 0.0
-    share_prefix_cache: Annotated[
-        bool,
-        Meta(
-            description="Let all API keys without a `namespace` share one prefix cache. This is faster if their "
-            "prompts have much in common, but lets each of them find out what others have asked. By "
-            "default each key has a cache of its own."
-        ),
-    ] = False
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(
@@ -198,16 +171,14 @@ class FrontendOptions(Options, frozen=True):
         int,
         Meta(description="Largest request body in bytes. 0: 2 MiB plus 32 bytes per token of context.", ge=0),
     ] = 0
-    max_connections: Annotated[
-        int,
-        Meta(
-            description="Most open connections per frontend process. Further ones are answered with status 503.", ge=1
-        ),
-    ] = 8192
     head_timeout: Annotated[
-        float, Meta(description="Time in which the request line and headers must arrive, in seconds.", gt=0.0)
+        float,
+        Meta(description="Time in which the request line and headers must arrive, in seconds.", gt=0.0),
+        INTERNAL,
     ] = 10.0
-    body_timeout: Annotated[float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0)] = 30.0
+    body_timeout: Annotated[
+        float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0), INTERNAL
+    ] = 30.0
     image_hosts: Annotated[
         tuple[str, ...],
         Meta(
@@ -219,18 +190,6 @@ class FrontendOptions(Options, frozen=True):
     max_images: Annotated[
         int, Meta(description="Most images in one request to a model that takes images. 0: none.", ge=0, le=1024)
     ] = 16
-    max_image_bytes: Annotated[int, Meta(description="Largest image as it is sent or fetched, in bytes.", ge=1)] = (
-        20 << 20
-    )
-    max_image_pixels: Annotated[
-        int,
-        Meta(description="Most pixels of an image, width times height, before the model's processor shrinks it.", ge=1),
-        Shown("PIXELS"),
-    ] = 64 << 20
-    image_timeout: Annotated[
-        float,
-        Meta(description="Time in which an image must have been fetched, in seconds, redirects included.", gt=0.0),
-    ] = 10.0
     image_memory_gib: Annotated[
         float,
         Meta(
@@ -245,8 +204,9 @@ class FrontendOptions(Options, frozen=True):
             description="Refuse requests that would otherwise get a warning: max_tokens beyond the context, "
             "fields without effect, output forms that cannot be enforced completely."
         ),
+        INTERNAL,
     ] = False
-    max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
+    max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024), INTERNAL] = 64
     max_request_seqs: Annotated[
         int,
         Meta(description="Most sequences in one request: the number of its prompts times `n` (or `best_of`).", ge=1),
@@ -260,14 +220,6 @@ class FrontendOptions(Options, frozen=True):
         ),
         Shown(line="longest time for any request; 0: no limit"),
     ] = 0.0
-    health_timeout: Annotated[
-        float,
-        Meta(
-            description="Seconds without a finished step, while there is work, after which /health answers 503. "
-            "Must be longer than the longest step.",
-            gt=0.0,
-        ),
-    ] = 900.0
     slow_reader_timeout: Annotated[
         float,
         Meta(
@@ -275,19 +227,13 @@ class FrontendOptions(Options, frozen=True):
             "its request is paused.",
             ge=0.0,
         ),
+        INTERNAL,
     ] = 60.0
     shutdown_timeout: Annotated[
         float,
         Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0),
         Shown(line="time for running requests after SIGTERM"),
     ] = 30.0
-    tool_prompt: Annotated[
-        Literal["generic", "none"],
-        Meta(
-            description="How tools are told to a model whose chat template has no place for them: 'generic' describes "
-            "them in the system message; with 'none' such requests are refused."
-        ),
-    ] = "generic"
     tool_call_parser: Annotated[
         Literal[
             "auto",
@@ -366,26 +312,14 @@ class FrontendOptions(Options, frozen=True):
         Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
         Shown("NAME", "how the model marks its reasoning"),
     ] = "auto"
-    max_stored_responses: Annotated[
-        int,
-        Meta(description="Most stored responses per API key, for previous_response_id. 0: store none.", ge=0),
-    ] = 1000
     max_stored_response_bytes: Annotated[
         int,
         Meta(
-            description="Most bytes of stored responses per API key. The least recently used are dropped first.",
+            description="Most bytes of stored responses per API key, for previous_response_id. The least recently used "
+            "are dropped first. 0: store none.",
             ge=0,
         ),
     ] = 64 << 20
-    response_store: Annotated[
-        str,
-        Meta(
-            description="SQLite file for stored responses and conversations, which then survive a restart. Empty: the "
-            "database in --data-dir or, without one, a temporary file that the frontends of one `penstock serve` share "
-            "(with tcp:// addresses: each frontend's memory)."
-        ),
-        Shown("PATH"),
-    ] = ""
     max_resumable_bytes: Annotated[
         int,
         Meta(
@@ -394,40 +328,29 @@ class FrontendOptions(Options, frozen=True):
             ge=0,
         ),
     ] = 256 << 20
-    max_resumable_stream_bytes: Annotated[
-        int,
-        Meta(
-            description="Most bytes that are kept of one such stream. It may then be continued that far back.", ge=4096
-        ),
-    ] = 1 << 20
-    resumable_seconds: Annotated[
-        float,
-        Meta(
-            description="Seconds after the client has left in which its stream may be continued. Then the request is "
-            "ended, and what came of it forgotten.",
-            gt=0.0,
-        ),
-    ] = 120.0
     data_dir: Annotated[
         str,
         Meta(
             description="Folder for what outlives the server: a SQLite database, uploaded files, batches and their "
-            "results (docs/batches.md). All frontends of a launch share it. Empty: no files, no batches."
+            "results, stored responses and conversations (docs/batches.md). All frontends of a launch share it. Empty: "
+            "no files, no batches, and responses last as long as the server."
         ),
         Shown("PATH", "folder for uploaded files, batches and stored responses"),
     ] = ""
-    max_file_bytes: Annotated[
-        int, Meta(description="Largest file that can be uploaded to /v1/files, in bytes.", ge=1)
-    ] = 512 << 20
-    max_files: Annotated[int, Meta(description="Most files per API key in --data-dir.", ge=1)] = 1000
     max_files_bytes: Annotated[
         int, Meta(description="Most bytes of uploaded files per API key in --data-dir.", ge=1)
     ] = 10 << 30
-    max_batch_requests: Annotated[
-        int,
-        Meta(
-            description="Most requests of batches that are under way at a time. They run behind all others.",
-            ge=1,
-            le=8192,
-        ),
-    ] = 256
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of the second listener; None without one.
+
+        Raises:
+            ValueError: --admin-port is neither PORT nor HOST:PORT.
+        """
+        if self.admin_port in ("", "0"):
+            return None
+        found = _LISTENER.fullmatch(self.admin_port)
+        if found is None or int(found[2]) > 65535:
+            raise ValueError("it must be PORT or HOST:PORT")
+        return (found[1] or "127.0.0.1").strip("[]"), int(found[2])

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.groups.base import Options, Shown
+from penstock.config.groups.base import INTERNAL, Options, Shown
 
 
 class IpcOptions(Options, frozen=True):
@@ -45,7 +45,19 @@ class IpcOptions(Options, frozen=True):
         ),
         Shown("PATH", "keys for tcp:// addresses (`penstock keys --channel`)"),
     ] = ""
-    heartbeat_interval: Annotated[float, Meta(description="Seconds between heartbeats.", gt=0.0)] = 1.0
     heartbeat_timeout: Annotated[
-        float, Meta(description="Seconds of silence after which a process counts as lost.", gt=0.0)
+        float,
+        Meta(
+            description="Seconds of silence after which a process counts as lost. Processes show signs of life every "
+            "second, or ten times in this time if that is more often.",
+            gt=0.0,
+        ),
     ] = 10.0
+    max_heartbeat_interval: Annotated[float, Meta(description="Most seconds between heartbeats.", gt=0.0), INTERNAL] = (
+        1.0
+    )
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds between heartbeats: several may be late before a process counts as lost."""
+        return min(self.max_heartbeat_interval, self.heartbeat_timeout / 10)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.groups.base import Options, Shown
+from penstock.config.groups.base import INTERNAL, Options, Shown
 
 RoleName = Literal["both", "prefill", "decode"]
 KVTransportName = Literal["auto", "shared_memory", "zmq", "nixl"]
@@ -37,14 +37,13 @@ class ParallelOptions(Options, frozen=True):
             description="How many layers each stage has, such as '10,12'. Empty: balanced by the estimated time of "
             "each stage, the last one's with the output matrix."
         ),
-        Shown("N,N..."),
+        INTERNAL,
     ] = ""
     data_parallel_size: Annotated[
         int,
         Meta(description="Engines behind one server, each with the whole model.", ge=1, le=1024),
         Shown(line="engines behind one server, each with the whole model", also=("-dp", "--dp", "--dp-size")),
     ] = 1
-
     launcher: Annotated[
         Literal["local", "ray"],
         Meta(
@@ -60,6 +59,7 @@ class ParallelOptions(Options, frozen=True):
             description="For debugging: compare the tokens that tensor-parallel workers draw, at each step, and stop "
             "them if they differ. Takes one more exchange a step."
         ),
+        INTERNAL,
     ] = False
     enable_expert_parallel: Annotated[
         bool,
@@ -93,6 +93,7 @@ class ParallelOptions(Options, frozen=True):
             "anyway, computes what its own experts make of them, and the results are added up. 'all-to-all': a worker "
             "routes its share of the tokens and sends each to the workers that need it. 'auto': by the estimated bytes."
         ),
+        INTERNAL,
     ] = "auto"
     role: Annotated[
         tuple[RoleName, ...],
@@ -109,6 +110,7 @@ class ParallelOptions(Options, frozen=True):
             description="How KV pages go from engine to engine: 'shared_memory' on one host with CPU workers, 'zmq' "
             "over sockets, 'nixl' by NIXL, which must be installed. 'auto' takes the best of these that both have."
         ),
+        INTERNAL,
     ] = "auto"
     kv_transfer_address: Annotated[
         str,

@@ -1,10 +1,14 @@
 """Options: the scheduler."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.groups.base import Options, Shown
+from penstock.config.groups.base import INTERNAL, Options, Shown
+
+_SIZED_FILE = re.compile(r"(.+):([1-9][0-9]*)")
 
 BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
 PreemptionKind = Literal["recompute", "swap", "auto"]
@@ -51,7 +55,9 @@ class SchedulerOptions(Options, frozen=True):
         Shown(also=("--block-size",)),
     ] = 0
     pipeline_depth: Annotated[
-        int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
+        int,
+        Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4),
+        INTERNAL,
     ] = 1
     enable_prefix_caching: Annotated[
         bool,
@@ -64,7 +70,8 @@ class SchedulerOptions(Options, frozen=True):
             description="Order of waiting requests (docs/scheduling.md): 'fcfs' by arrival, 'priority' by the "
             "request's priority, 'sjf' the least predicted work, 'hrrn' the highest response ratio, 'cache-aware' the "
             "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
-            "the request's targets, or MODULE:CLASS, a policy of your own."
+            "the request's targets ('deadline-refuse' also refuses those that cannot meet them), or MODULE:CLASS, a "
+            "policy of your own."
         ),
         Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
     ] = "fcfs"
@@ -72,38 +79,28 @@ class SchedulerOptions(Options, frozen=True):
         float,
         Meta(
             description="A request that has waited this many seconds comes before all that have waited for less, "
-            "whatever the policy; such requests take turns as under fcfs. 0: the policy's default.",
+            "whatever the policy; such requests take turns as under fcfs. 0: the policy's own `max_delay`.",
             ge=0.0,
         ),
-        Shown("SECONDS"),
+        INTERNAL,
     ] = 0.0
-    late_requests: Annotated[
-        Literal["demote", "refuse"],
-        Meta(
-            description="What happens under --scheduling-policy deadline to a request that cannot meet its targets any "
-            "more: 'demote' serves it behind those that can, 'refuse' answers it with status 429."
-        ),
-    ] = "demote"
     batching: Annotated[
         BatchingName,
         Meta(
             description="When waiting sequences begin: 'continuous' as soon as there is room; 'static' in batches, the "
             "next one when the last sequence of a batch has ended; 'dynamic' as static, but a batch begins only when "
-            "it is full or its first request has waited for --batch-wait-ms; 'length-aware' as static, with sequences "
+            "it is full or its first request has waited for 0.1 seconds; 'length-aware' as static, with sequences "
             "whose outputs are predicted to be of about the same length."
         ),
     ] = "continuous"
-    batch_size: Annotated[
-        int,
-        Meta(description="Most sequences of a batch, if --batching is not continuous. 0: as many as rows.", ge=0),
-    ] = 0
     batch_wait_ms: Annotated[
         int,
         Meta(
-            description="Longest wait for a full batch, in milliseconds, from its first request on, if --batching is "
-            "dynamic.",
+            description="Longest wait for a full batch, in milliseconds, from its first request on, if batching is "
+            "dynamic: who asks hardly notices it, and a burst arrives in it.",
             ge=0,
         ),
+        INTERNAL,
     ] = 100
     max_num_queued_seqs: Annotated[
         int,
@@ -117,6 +114,7 @@ class SchedulerOptions(Options, frozen=True):
             "the queue is empty.",
             ge=1,
         ),
+        INTERNAL,
     ] = 4 << 20
     queue_patience: Annotated[
         float,
@@ -128,10 +126,6 @@ class SchedulerOptions(Options, frozen=True):
         ),
         Shown("SECONDS", "longest wait for a row, else status 429"),
     ] = 4.0
-    overload_order: Annotated[
-        Literal["oldest", "newest"],
-        Meta(description="Which request goes first once the queue is half full: the oldest or the newest."),
-    ] = "oldest"
     queue_timeout: Annotated[
         float,
         Meta(
@@ -146,6 +140,7 @@ class SchedulerOptions(Options, frozen=True):
             description="How a preempted sequence comes back: 'recompute' computes it again, 'swap' keeps its pages in "
             "host memory, and 'auto' takes what costs less as measured. Without --host-kv-gib all are computed again."
         ),
+        INTERNAL,
     ] = "auto"
     min_prefill_tokens: Annotated[
         int,
@@ -154,6 +149,7 @@ class SchedulerOptions(Options, frozen=True):
             "itself.",
             ge=1,
         ),
+        INTERNAL,
     ] = 64
     step_trace: Annotated[
         str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
@@ -162,17 +158,10 @@ class SchedulerOptions(Options, frozen=True):
         str,
         Meta(
             description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
-            " reads. Empty: no recording."
+            " reads: the last 256 MiB or, as FILE:MIB, so many, over all its files. Empty: no recording."
         ),
-        Shown("PATH", "write down what happens, for `penstock replay`"),
+        Shown("PATH[:MIB]", "write down what happens, for `penstock replay`"),
     ] = ""
-    record_mib: Annotated[
-        int,
-        Meta(
-            description="Size of the recording in MiB, over all its files. The oldest lines are dropped for new ones.",
-            ge=1,
-        ),
-    ] = 256
     record_prompts: Annotated[
         bool,
         Meta(
@@ -180,3 +169,11 @@ class SchedulerOptions(Options, frozen=True):
             "Whoever reads the file then reads what users wrote."
         ),
     ] = False
+
+    @property
+    def recording(self) -> tuple[Path, int] | None:
+        """The file of --record and the most MiB of all its files; None without one."""
+        if not self.record:
+            return None
+        found = _SIZED_FILE.fullmatch(self.record)
+        return (Path(self.record), 256) if found is None else (Path(found[1]), int(found[2]))

@@ -149,8 +149,10 @@ class Engine:
                     self.frontends.tell(peer, list_requests(self.scheduler, order, monotonic()))
             case AbortRequest() | PauseRequest() | ResumeRequest():
                 self._steer(peer, order)
+            case _ if (take := self.parts.order.get(type(order))) is not None:
+                take(peer, order)
             case _:
-                self.parts.order[type(order)](peer, order)
+                raise MalformedMessage(f"this engine has no part for {type(order).__name__}")
 
     def drain(self, order: DrainEngine) -> None:
         """Stop or resume taking new requests; tell all frontends."""

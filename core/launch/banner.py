@@ -107,7 +107,7 @@ class Banner:
             await ready.wait()
         options = self._config.frontend
         url = _url(options, options.host, options.port)
-        admin_url = _url(options, options.admin_host, options.admin_port) if options.admin_port else None
+        admin_url = None if options.admin_address is None else _url(options, *options.admin_address)
         num_tokens, num_engines = engine.num_pages * engine.page_size, self._config.parallel.data_parallel_size
         seconds = asyncio.get_running_loop().time() - self._began
         log.info(

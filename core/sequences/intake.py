@@ -34,7 +34,7 @@ class QueueBound:
         return self.max_turns and self.max_turns + self._num_requeued
 
     def note(self, now: float, num_completed_seqs: int, num_admitted_tokens: int, num_rows: int) -> None:
-        """Set the limit from the totals completed and admitted so far, and whether the newest requests go first.
+        """Set the limit from the totals completed and admitted so far.
 
         Call it several times a second while requests come and go.
         """
@@ -42,9 +42,6 @@ class QueueBound:
         self.drain.note(now, waiting.num_seqs, num_completed_seqs, num_admitted_tokens)
         if options.queue_patience:
             self.max_turns = self.drain.turns_within(options.queue_patience, num_rows)
-        if options.overload_order == "newest":
-            num_groups = max((each.num_groups for each in waiting.tenants()), default=0)
-            waiting.newest_first = 2 * num_groups > (self.max_turns or options.max_num_queued_seqs)
 
 
 class Refusal(NamedTuple):

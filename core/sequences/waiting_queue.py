@@ -66,13 +66,12 @@ class _Lines:
             if not groups:
                 del self._tenants[request.tenant]
 
-    def first(self, *, newest: bool) -> Request:
-        """Return the request whose turn it is; with `newest`, from the tenant's last group."""
+    def first(self) -> Request:
+        """Return the request whose turn it is."""
         order = self._order
         first = next(iter(self._tenants)) if order is None else order.first_tenant(self._tenants.keys())
         groups = self._tenants[first]
-        requests = next(reversed(groups.values())) if newest else next(iter(groups.values()))
-        return next(iter(requests))
+        return next(iter(next(iter(groups.values()))))
 
     def had_turn(self, request: Request) -> None:
         """Move its tenant, its group and the request itself to the end of their lines."""
@@ -96,11 +95,11 @@ class _Lines:
                     return next(iter(requests))
         return None
 
-    def bring_forward(self, request: Request, *, newest: bool) -> None:
+    def bring_forward(self, request: Request) -> None:
         """Give a request the next turn."""
         groups = self._tenants[request.tenant]
         self._tenants.move_to_end(request.tenant, last=False)
-        groups.move_to_end(request.group, last=newest)
+        groups.move_to_end(request.group, last=False)
         groups[request.group].move_to_end(request, last=False)
 
     def requests(self) -> Iterator[Request]:
@@ -134,7 +133,7 @@ class WaitingQueue:
 
     __slots__ = (
         "_counts", "_groups", "_held", "_level_ids", "_levels", "_num_turns", "_parked", "_paused", "_returning",
-        "newest_first", "num_changes", "num_seqs", "num_tokens", "order",
+        "num_changes", "num_seqs", "num_tokens", "order",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -152,7 +151,6 @@ class WaitingQueue:
         self.num_seqs = 0
         self.num_tokens = 0  # known tokens, prompts and outputs, of all waiting sequences
         self.num_changes = 0  # requests that joined, and new orders: while it stays, so does who waits for a row
-        self.newest_first = False  # among a tenant's groups
 
     def add_request(self, request: Request) -> None:
         """Queue a new request with all its sequences. Those with outputs of an earlier scheduler had their turn."""
@@ -185,7 +183,7 @@ class WaitingQueue:
             return heap[0][2]
         if not self._level_ids:
             return None
-        request = self._levels[self._level_ids[0]].first(newest=self.newest_first)
+        request = self._levels[self._level_ids[0]].first()
         return next(seq for seq in request.waiting if seq.is_new)
 
     def without_row(self, rows_of: Rows) -> Sequence | None:
@@ -198,7 +196,7 @@ class WaitingQueue:
 
     def bring_forward(self, seq: Sequence) -> None:
         """Give the next turn to this new sequence, which must be on the head's level."""
-        self._levels[seq.request.level].bring_forward(seq.request, newest=self.newest_first)
+        self._levels[seq.request.level].bring_forward(seq.request)
 
     def admit(self, seq: Sequence) -> None:
         """Take out the head, which gets a row."""
@@ -254,7 +252,7 @@ class WaitingQueue:
             return False
         self.unpark(request)
         if request.is_lined_up:  # its turn had already come
-            self._levels[request.level].bring_forward(request, newest=self.newest_first)
+            self._levels[request.level].bring_forward(request)
         return True
 
     def release_all(self) -> None:

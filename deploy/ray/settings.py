@@ -19,10 +19,7 @@ from penstock.models.finding.registry import served_model_names
 
 _NOT_OURS = {
     "ipc": {"frontend_address", "worker_address", "rendezvous_address", "runtime_dir", "channel_key_file"},
-    "frontend": {
-        *("host", "port", "admin_port", "admin_host", "num_frontends", "tls_certificate", "tls_key"),
-        *("head_timeout", "body_timeout", "slow_reader_timeout", "max_connections"),
-    },
+    "frontend": {"host", "port", "admin_port", "num_frontends", "tls_certificate", "tls_key"},
     "parallel": {"data_parallel_size", "role"},
 }
 """Options without effect here: Serve has the HTTP server and the number of engines, and addresses are chosen."""

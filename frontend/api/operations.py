@@ -29,6 +29,9 @@ _MAX_LISTED = 1000
 _LIST_SECONDS = 5.0
 _STATES: dict[str, RequestState] = {"": "", "running": "running", "waiting": "waiting", "paused": "paused"}
 
+STUCK_SECONDS = 900.0
+"""Time without a finished step, while there is work, after which /health answers 503: longer than the longest step."""
+
 _SILENT_TIMEOUTS = 3
 """Heartbeat timeouts that /health waits: one until a scheduler counts as silent, the others for its restart."""
 
@@ -81,7 +84,7 @@ async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
         Unavailable: if there is work, and no engine that reports it is ready has computed a step for too long; or if an
             engine has gone silent and does not come back, and no other one takes requests.
     """
-    seconds, limit = service.engine.stuck_seconds, service.config.frontend.health_timeout
+    seconds, limit = service.engine.stuck_seconds, STUCK_SECONDS
     if seconds > limit:
         raise Unavailable(f"work is pending, but the engine has computed nothing for {seconds:.0f} s")
     seconds, limit = service.engine.silent_seconds, _SILENT_TIMEOUTS * service.config.ipc.heartbeat_timeout

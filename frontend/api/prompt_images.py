@@ -116,6 +116,7 @@ def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | No
     model = parse_model_config(checkpoint.config, config.model.model_impl)
     if isinstance(model, Decoder) and model.vision is not None:
         check_fit(checkpoint, family, image_token_id, model.vision)
-    limits = ImageLimits(options.max_images, options.max_image_bytes)
+    limits = ImageLimits(options.max_images)
     is_remote = "tcp://" in str(config.ipc.frontend_address)
-    return PromptImages(family, image_token_id, ImageReader(checkpoint.path, options), limits, is_remote=is_remote)
+    reader = ImageReader(checkpoint.path, options, limits)
+    return PromptImages(family, image_token_id, reader, limits, is_remote=is_remote)

@@ -45,7 +45,7 @@ from penstock.frontend.prompt import Prompt
 from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import Database
 from penstock.frontend.storage.own_file import OwnFile, Tables
-from penstock.frontend.storage.responses import ResponseStore, store_path
+from penstock.frontend.storage.responses import MAX_STORED, ResponseStore, store_path
 from penstock.frontend.streams.keeper import StreamKeeper
 from penstock.frontend.streams.kept import Bounds
 from penstock.frontend.streams.siblings import Siblings
@@ -357,10 +357,8 @@ class Service:
     def __post_init__(self) -> None:
         options = self.config.frontend
         self.database = Database(options.data_dir) if options.data_dir else None
-        self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
-        self.streams = StreamKeeper(
-            options.max_resumable_bytes, Bounds(options.max_resumable_stream_bytes, options.resumable_seconds)
-        )
+        self.access = Access(load_api_keys(options.api_keys_file))
+        self.streams = StreamKeeper(options.max_resumable_bytes, Bounds())
         self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
         self.prompts = PromptReader(
             model_path(self.config),
@@ -370,11 +368,11 @@ class Service:
             images=prompt_images(self.config, self.model.tokenizer),
         )
         tables: Tables
-        if self.database is not None and not options.response_store:
+        if self.database is not None:
             tables = self.database
         else:
             tables = self._own_file = OwnFile(store_path(self.config))
-        limits = (options.max_stored_responses, options.max_stored_response_bytes)
+        limits = (MAX_STORED, options.max_stored_response_bytes)
         self.responses = ResponseStore(tables, *limits)
         self.conversations = ConversationStore(tables, *limits)
 
@@ -429,7 +427,7 @@ class Service:
         if record.key_use is not None and num_seqs > 1:
             record.key_use.add_sequences(num_seqs - 1)
             record.num_added_seqs = num_seqs - 1
-        if self.config.frontend.tenant_by == "user" and valid.user:
+        if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
             record.tenant = user_of(record.tenant, valid.user)
         num_tokens = min(num_bytes, num_prompts * (self.max_model_len or num_bytes))
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
@@ -494,7 +492,7 @@ class Service:
     def max_body_bytes(self) -> int:
         """The largest body allowed, in bytes: as configured, else enough for any prompt that fits the context."""
         given = self.config.frontend.max_body_bytes
-        of_images = 2 * self.config.frontend.max_image_bytes if self.image_limits is not None else 0
+        of_images = 2 * self.image_limits.max_bytes if self.image_limits is not None else 0
         return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0) + of_images
 
     async def close(self) -> None:

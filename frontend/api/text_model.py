@@ -44,12 +44,10 @@ class TextModel:
     def with_facts(self, facts: TemplateFacts, options: FrontendOptions) -> "TextModel":
         """The model, with the formats that its chat template was seen to use."""
         source = "" if self.template is None else self.template.source
-        tool_format, no_tools = self.tool_format, self.no_tools
+        tool_format = self.tool_format
         found, found_reasoning = find_formats(source, facts)
         if options.tool_call_parser == "auto":
             tool_format = found
-        if tool_format is not None and not facts.shows_tools and options.tool_prompt == "none":
-            tool_format, no_tools = None, "this model's chat template does not take tools"
         reasoning_format = self.reasoning_format
         if options.reasoning_parser == "auto":
             reasoning_format = found_reasoning
@@ -58,7 +56,6 @@ class TextModel:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
             hides_calls=facts.shows_tools and facts.calls is None,
-            no_tools=no_tools,
         )
 
 

@@ -38,6 +38,9 @@ log = structlog.get_logger()
 
 LEASE = "batches"
 LEASE_SECONDS = 6.0
+MAX_OPEN = 256
+"""Most lines in progress for each engine: as many as a large one has rows. What is open here is in memory."""
+
 LOOK_SECONDS = 0.5
 SWEEP_SECONDS = 600.0
 FAILURE_SECONDS = 10.0
@@ -60,7 +63,6 @@ class BatchRunner:
         self._courses: dict[int, tuple[asyncio.Task[None], str]] = {}  # by the batch's number; its state at the start
         self._not_before: dict[int, float] = {}
         self._open: dict[asyncio.Task[Any], int] = {}  # lines in progress -> the numbers of their batches
-        self._most_open = service.config.frontend.max_batch_requests
         self._turns = asyncio.Lock()  # batches take turns at starting lines
         self._held_until = 0.0  # when the lease ends (`time.monotonic`)
         self._metrics = BatchMetrics(service.metrics.registry, lambda: len(self._open), lambda: len(self._courses))
@@ -146,7 +148,8 @@ class BatchRunner:
             await asyncio.sleep(_ROOM_SECONDS)
         async with self._turns:  # in the order in which they ask
             await asyncio.sleep(_START_SECONDS)
-            while not has_room(self._service, len(self._open), self._most_open):  # noqa: ASYNC110  (the engine tells it a few times a second)
+            most = MAX_OPEN * len(self._service.engine.links)
+            while not has_room(self._service, len(self._open), most):  # noqa: ASYNC110  (the engine tells it a few times a second)
                 await asyncio.sleep(_ROOM_SECONDS)
             task = asyncio.create_task(self._answer(live, line))
             self._open[task] = live.number

@@ -155,8 +155,7 @@ class KeyUse:
 class Access:
     """The keys of this server. Without keys, every request is allowed."""
 
-    def __init__(self, keys: tuple[ApiKey, ...], *, shares_prefix_cache: bool = False) -> None:
-        self._shares_prefix_cache = shares_prefix_cache
+    def __init__(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys: tuple[ApiKey, ...] = ()
         self.has_keys = False  # requests need one
         self._uses: dict[bytes, KeyUse] = {}
@@ -164,8 +163,7 @@ class Access:
 
     def change(self, keys: tuple[ApiKey, ...]) -> None:
         """Replace the keys. Keys that remain keep their usage."""
-        if not self._shares_prefix_cache:
-            keys = kept_apart(keys)
+        keys = kept_apart(keys)
         uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
         for key in keys:
             uses[key.digest].change(key)

@@ -27,7 +27,7 @@ def files_of(service: Service) -> FileStore:
     Raises:
         NoDataDir: the server keeps none.
     """
-    return FileStore(database_of(service), Limits.of(service.config.frontend))
+    return FileStore(database_of(service), Limits(service.config.frontend.max_files_bytes))
 
 
 async def upload_file(service: Service, record: RequestRecord, upload: Upload) -> Reply:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET
 
-from penstock.config.options import FrontendOptions
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import BodyTooLarge, InvalidParameter, InvalidRequest
 from penstock.frontend.files.shapes import FileObject
@@ -75,14 +74,9 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
 class Limits:
     """Limits for one owner's files."""
 
-    max_file_bytes: int
-    max_files: int
     max_bytes: int  # of all files together
-
-    @classmethod
-    def of(cls, options: FrontendOptions) -> "Limits":
-        """The limits that the options set."""
-        return cls(options.max_file_bytes, options.max_files, options.max_files_bytes)
+    max_file_bytes: int = 512 << 20  # as OpenAI takes
+    max_files: int = 1000  # few enough to be listed
 
 
 class NewFile:
@@ -105,7 +99,7 @@ class NewFile:
         """
         self.num_bytes += len(piece)
         if self._max_bytes and self.num_bytes > self._max_bytes:
-            raise BodyTooLarge(f"a file may have at most {self._max_bytes} bytes (--max-file-bytes)", param="file")
+            raise BodyTooLarge(f"a file may have at most {self._max_bytes} bytes", param="file")
         self._held += piece
         if len(self._held) >= PIECE_BYTES:
             await self.flush()

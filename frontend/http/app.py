@@ -19,7 +19,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.helpers import parse_content_type
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.config.listening import is_loopback
+from penstock.config.listening import addresses, is_loopback
 from penstock.config.options import FrontendOptions
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (
@@ -73,7 +73,8 @@ _SERVER = {"Server": NAME}  # aiohttp's own header would tell versions
 def make_app(service: Service, part: Part = "all") -> web.Application:
     """The application with the routes of one listener; `service` must outlive it."""
     options = service.config.frontend
-    mount = _Mount(service, options.admin_host if part == "admin" else options.host)
+    host, _ = addresses(options)[-1 if part == "admin" else 0]
+    mount = _Mount(service, host)
 
     @web.middleware
     async def unrouted(

@@ -46,6 +46,9 @@ READING_BYTES = 16 << 10
 WRITE_BUFFER_BYTES = 8 << 10
 """How much is buffered here for a client before its stream has to wait. TLS would buffer sixty times as much."""
 
+MAX_CONNECTIONS = 8192
+"""Most open connections of a frontend, if its limit of open files allows them. Further ones are answered with 503."""
+
 OTHER_DESCRIPTORS = 128
 """A generous estimate of a frontend's open files besides client connections: sockets, pipes, helper processes."""
 

@@ -1,5 +1,6 @@
 """The observers of ended requests that the options ask for; their code is imported only then."""
 
+from pathlib import Path
 from typing import Protocol
 
 from penstock.config.options import FrontendOptions
@@ -29,7 +30,7 @@ def observing(options: FrontendOptions) -> list[Observing]:
     if options.access_log:
         from penstock.frontend.exchange.access_log import AccessLog
 
-        found.append(AccessLog(options.access_log, is_json=options.access_log_format == "json"))
+        found.append(AccessLog(options.access_log, is_json=Path(options.access_log).suffix in (".json", ".jsonl")))
     if options.otlp_traces_endpoint:
         from penstock.frontend.exchange.tracing import Traces
 

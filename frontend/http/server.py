@@ -22,7 +22,7 @@ from penstock.frontend.engine.router.router import router_for
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
-from penstock.frontend.http.connections import BoundedRunner, Timeouts, connections_within_limit
+from penstock.frontend.http.connections import MAX_CONNECTIONS, BoundedRunner, Timeouts, connections_within_limit
 from penstock.frontend.http.observers import observing
 from penstock.frontend.http.proxies import TrustedProxies
 from penstock.frontend.http.routes import ROUTES
@@ -62,8 +62,8 @@ class Server:
         book = RequestBook(links, config.scheduler, router_for(config, len(links), metrics.registry))
         self._observing = observing(config.frontend)
         self.service = Service(config, model, book, metrics, observers=tuple(each.note for each in self._observing))
-        self._max_connections = connections_within_limit(config.frontend.max_connections)
-        parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
+        self._max_connections = connections_within_limit(MAX_CONNECTIONS)
+        parts: tuple[Part, ...] = ("all",) if config.frontend.admin_address is None else ("public", "admin")
         self._runners = [self._make_runner(part) for part in parts]
         self._tasks: list[asyncio.Task[None]] = []
         self._batches: BatchRunner | None = None

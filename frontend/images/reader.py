@@ -19,7 +19,7 @@ import structlog
 
 from penstock.config.groups.frontend import FrontendOptions
 from penstock.frontend.errors import ApiError, Overloaded, UnsupportedParameter
-from penstock.frontend.image_source import ImageSource, without_blanks
+from penstock.frontend.image_source import ImageLimits, ImageSource, without_blanks
 from penstock.frontend.images.families import Placeholder
 from penstock.frontend.images.fetch import FetchRefusedError, ImageFetcher
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
@@ -93,23 +93,21 @@ class ImageHold:
 class ImageReader:
     """Reads images for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, model: Path, options: FrontendOptions) -> None:
+    def __init__(self, model: Path, options: FrontendOptions, limits: ImageLimits) -> None:
         """`model` is the checkpoint's path."""
-        self._options = options
+        self._limits = limits
         self._max_total = int(options.image_memory_gib * (1 << 30))
         self._max_one = self._max_total // _PARTS
         self._children = ChildPool(
             "penstock.frontend.images.child",
-            (str(model), str(max(self._max_one, options.max_image_bytes))),
+            (str(model), str(max(self._max_one, limits.max_bytes))),
             max_processes=_NUM_PROCESSES,
             max_queued=_NUM_FILES,
             max_answer_bytes=1 << 20,
             max_short=1 << 20,  # any question
         )
-        self.fetcher = ImageFetcher(
-            options.image_hosts, max_bytes=options.max_image_bytes, seconds=options.image_timeout
-        )
-        self._files_here = SharedFiles(self._max_total + _NUM_FILES * options.max_image_bytes)
+        self.fetcher = ImageFetcher(options.image_hosts, max_bytes=limits.max_bytes, seconds=limits.seconds)
+        self._files_here = SharedFiles(self._max_total + _NUM_FILES * limits.max_bytes)
         self._entries: dict[bytes, _Entry] = {}  # by the digest of what was sent; least recently used first
         self._num_bytes = 0  # of all segments
         self._num_reserved = 0  # bytes for segments that are being written
@@ -152,7 +150,7 @@ class ImageReader:
 
     async def _read(self, source: ImageSource, hold: ImageHold, client: str) -> ReadImage:
         async with self._files.slot(client):
-            file = self._files_here.reserve(self._options.max_image_bytes)
+            file = self._files_here.reserve(self._limits.max_bytes)
             entry: _Entry | None = None
             try:
                 digest, size = await self._received(source, file)
@@ -195,7 +193,7 @@ class ImageReader:
         target = ""
         entry = None
         try:
-            async with self._processes.slot(client, "short"):  # --max-image-pixels bounds its time
+            async with self._processes.slot(client, "short"):  # the number of pixels bounds its time
                 self._make_room()
                 target = self._files_here.reserve(self._max_one)
                 self._num_reserved += self._max_one
@@ -215,7 +213,7 @@ class ImageReader:
                     self._files_here.remove(target)
 
     async def _ask(self, file: str, size: int, target: str, source: ImageSource, client: str) -> ReadImage:
-        question = [file, size, target, self._options.max_image_pixels, source.is_low, self._max_one]
+        question = [file, size, target, self._limits.max_pixels, source.is_low, self._max_one]
         refused = ImageSource("{field}", "", "").refused
         try:
             kind, error, *made = await self._children.ask(question, MAX_READ_SECONDS, client)

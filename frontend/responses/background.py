@@ -39,9 +39,9 @@ def check_background(service: Service, record: RequestRecord, request: Responses
         raise UnsupportedParameter(
             "background: this server keeps no streams (--max-resumable-bytes)", param="background"
         )
-    if service.responses.max_count == 0:
+    if not service.responses.is_on:
         raise UnsupportedParameter(
-            "background: this server stores no responses (--max-stored-responses)", param="background"
+            "background: this server stores no responses (--max-stored-response-bytes)", param="background"
         )
     if record.is_background:
         raise UnsupportedParameter("background: a batch waits for its responses anyway", param="background")

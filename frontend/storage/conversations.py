@@ -44,6 +44,7 @@ class ConversationStore:
     def __init__(self, tables: Tables, max_count: int, max_bytes: int) -> None:
         """`max_count` and `max_bytes` apply to each owner; if one is 0, nothing is stored."""
         self._tables = tables
+        self._is_on = max_count > 0 and max_bytes > 0
         self._max_count = max_count
         self._max_bytes = max_bytes
 
@@ -61,8 +62,8 @@ class ConversationStore:
             file.execute(f"INSERT INTO conversations VALUES (?, ?, {_NOW}, ?, ?, ?)", row)
             self._append(file, owner, made.id, items)
 
-        if self._max_count == 0:
-            raise InvalidParameter("this server stores no conversations (--max-stored-responses 0)")
+        if not self._is_on:
+            raise InvalidParameter("this server stores no conversations (--max-stored-response-bytes 0)")
         await self._tables.write(work)
         return made
 

@@ -1,4 +1,4 @@
-"""A SQLite file only for stored responses and conversations: --response-store, or one that is removed with the launch.
+"""A SQLite file only for stored responses and conversations, without --data-dir: it is removed with the launch.
 
 It has the tables that `schema.CONVERSED` and `schema.REFERRED` make, and the methods of `Database` that they need.
 """
@@ -56,7 +56,7 @@ class OwnFile:
         except (sqlite3.Error, OSError) as error:
             if not is_disk_full(error):
                 self._thread.shutdown()
-                raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
+                raise ConfigError(f"stored responses: {path!r} cannot be used: {error}") from None
             log.error("responses are stored in memory: the disk is full", file=path, reason=str(error))
             self._file = self._thread.submit(_open, IN_MEMORY).result()
             self._room = None

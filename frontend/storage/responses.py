@@ -1,6 +1,6 @@
 """Responses kept for `previous_response_id`, GET and DELETE: in SQLite tables that all frontends of a launch share.
 
-    put, find, delete ──▶ --data-dir's database, or a file: --response-store, else one in the launch's folder
+    put, find, delete ──▶ --data-dir's database, or else a file in the launch's folder
 
 So it does not matter which frontend answers, and no response is lost when a frontend dies. A response belongs to its
 owner (`RequestRecord.key_id`, an API key's id): no other key can see it. Each owner has limits of its own for responses
@@ -31,6 +31,9 @@ log = structlog.get_logger()
 Item = dict[str, Any]
 
 FILE_NAME = "responses.sqlite"
+
+MAX_STORED = 1000
+"""Responses of one owner, and as many conversations: more than a client goes back to."""
 
 LEASE_SECONDS = 90.0
 """An unfinished response whose lease was not renewed for this long has died with its frontend."""
@@ -64,12 +67,10 @@ class StoredResponse:
 
 
 def store_path(config: Config) -> str:
-    """Where this frontend stores responses: --response-store, or else the folder with the launch's sockets.
+    """Where this frontend stores responses without --data-dir: in the folder with the launch's sockets.
 
     A frontend that connects over TCP has no such folder: it stores responses in memory.
     """
-    if config.frontend.response_store:
-        return config.frontend.response_store
     address = addresses_in(config.ipc.frontend_address)[0]
     return str(Path(address.removeprefix("ipc://")).with_name(FILE_NAME)) if address.startswith("ipc://") else IN_MEMORY
 
@@ -80,7 +81,8 @@ class ResponseStore:
     def __init__(self, tables: Tables, max_count: int, max_bytes: int) -> None:
         """`max_count` and `max_bytes` apply to each owner; if one is 0, nothing is stored."""
         self._tables = tables
-        self.max_count = max_count
+        self.is_on = max_count > 0 and max_bytes > 0
+        self._max_count = max_count
         self._max_bytes = max_bytes
 
     async def put(
@@ -103,7 +105,7 @@ class ResponseStore:
         """
         encoded = msgspec.json.encode(items)
         num_bytes = len(response) + len(encoded)
-        if num_bytes > self._max_bytes or self.max_count == 0:
+        if num_bytes > self._max_bytes or not self.is_on:
             return False
 
         def work(file: sqlite3.Connection) -> bool:
@@ -123,7 +125,7 @@ class ResponseStore:
             file.execute("DELETE FROM running_responses WHERE owner = ? AND id = ?", key)
             if is_running:
                 file.execute("INSERT INTO running_responses VALUES (?, ?, ?)", (*key, time.time() + LEASE_SECONDS))
-            _drop_oldest(file, owner, self.max_count, self._max_bytes)
+            _drop_oldest(file, owner, self._max_count, self._max_bytes)
             return True
 
         try:

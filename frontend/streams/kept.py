@@ -29,8 +29,8 @@ class EventsGone(InvalidRequest, status=410, code="stream_events_gone"):
 class Bounds:
     """The limits of one stream."""
 
-    num_bytes: int  # of the events that are kept; the last one is kept whatever its size
-    seconds: float  # without a reader until the work is ended or, if it has ended, the stream is forgotten
+    num_bytes: int = 1 << 20  # of the events that are kept, 3,000 tokens of a chat; the last one whatever its size
+    seconds: float = 120.0  # without a reader until the work is ended or, if it has ended, the stream is forgotten
 
 
 class KeptStream:

@@ -143,5 +143,6 @@ def _why(said: str, path: Path) -> str:
 
 def _recordings(service: Service) -> dict[str, Path]:
     options = service.config.scheduler
-    paths = [Path(each) for each in (options.record, options.step_trace) if each]
+    paths = [options.recording[0]] if options.recording else []
+    paths += [Path(options.step_trace)] if options.step_trace else []
     return {path.name: path for path in paths if path.is_file() and os.access(path, os.R_OK)}

@@ -48,7 +48,7 @@ class Handover(WorkerPart):
         try:
             transports = make_transports(config.parallel.kv_transport, pool)
         except TransportError as error:
-            raise ConfigError(f"--kv-transport {config.parallel.kv_transport}: {error}") from None
+            raise ConfigError(f"kv_transport {config.parallel.kv_transport}: {error}") from None
         address = _address(config, rank)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorkeeper = Doorkeeper(self._context, keys) if keys is not None and is_tcp(address) else None

@@ -1,7 +1,6 @@
 """The disk tier of a worker that is about to say hello."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
@@ -46,5 +45,7 @@ def open_disk(config: Config, hello: WorkerHello, groups: Sequence[PageGroup], h
         page_bytes=hello.page_bytes,
         arithmetic=hello.arithmetic,
     )
-    store = open_store(Path(config.worker.disk_kv), identity, int(config.worker.disk_kv_gib * _GIB), _PATIENCE)
+    assert config.worker.disk_tier is not None
+    folder, gib = config.worker.disk_tier
+    store = open_store(folder, identity, int(gib * _GIB), _PATIENCE)
     return None if store is None else DiskMover(store, host)

@@ -1,4 +1,4 @@
-"""Checks that ranks that sample the same rows draw the same tokens (`--check-ranks`)."""
+"""Checks that ranks that sample the same rows draw the same tokens (`check_ranks`)."""
 
 from torch import Tensor
 

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 from rich.console import Console
+from rich.table import Table
 
 from penstock.config import Config, ConfigError
 from penstock.config.argument_types import (
@@ -39,7 +40,6 @@ from penstock.lab.simulation.figures import curves
 from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
-from penstock.lab.simulation.table import table
 from penstock.parts.policies.scheduler.registry import POLICIES
 
 _GROUPS = ("scheduler", "worker", "model")
@@ -48,6 +48,26 @@ _BESIDE = {"max_model_len", "num_pages", "host_kv_gib"}
 
 _IGNORED = {"record"}
 """Beginnings of the names of scheduler options that only a server can honour."""
+
+_ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("TTFT p50, ms", ("ttft_ms", "p50"), "{:,.1f}"),
+    ("TTFT p99, ms", ("ttft_ms", "p99"), "{:,.1f}"),
+    ("TPOT p50, ms", ("tpot_ms", "p50"), "{:,.2f}"),
+    ("TPOT p99, ms", ("tpot_ms", "p99"), "{:,.2f}"),
+    ("E2E p50, ms", ("e2e_ms", "p50"), "{:,.1f}"),
+    ("E2E p99, ms", ("e2e_ms", "p99"), "{:,.1f}"),
+    ("requests/s", ("requests_per_s",), "{:,.2f}"),
+    ("output tokens/s", ("output_tokens_per_s",), "{:,.1f}"),
+    ("goodput, requests/s", ("goodput_per_s",), "{:,.2f}"),
+    ("goodput, share", ("goodput",), "{:.1%}"),
+    ("fairness (Jain)", ("fairness",), "{:.3f}"),
+    ("refused or failed", ("num_failed",), "{:,}"),
+    ("preemptions", ("num_preemptions",), "{:,}"),
+    ("prefix hits", ("hit_rate",), "{:.1%}"),
+    ("pages used, mean", ("pages_used", "mean"), "{:,.0f}"),
+    ("pages used, most", ("pages_used", "max"), "{:,}"),
+    ("device busy", ("busy",), "{:.1%}"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,7 +209,7 @@ def _print(console: Console, machine: Machine, load: Load, results: Sequence[Res
         f"{about['num_prompt_tokens']:,} prompt tokens, {about['num_output_tokens']:,} output tokens\n"
     )
     wide = Console(highlight=False, width=max(console.width, 24 + sum(2 + max(11, len(each.name)) for each in results)))
-    wide.print(table(results))
+    wide.print(_table(results))
     for result in results:
         for error, count in result.figures["errors"].items():
             console.print(f"{result.name}: {count:,} x {error}")
@@ -259,6 +279,24 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
 def _pair(text: str) -> tuple[float, float]:
     on, _, off = text.partition(":")
     return positive_float(on), positive_float(off)
+
+
+def _table(results: Sequence[Result]) -> Table:
+    """A comparison for people: a column for each configuration."""
+    made = Table(box=None)
+    made.add_column("", no_wrap=True)
+    for result in results:
+        made.add_column(result.name, justify="right", no_wrap=True)
+    for title, path, form in _ROWS:
+        made.add_row(title, *(form.format(_figure(result.figures, path)) for result in results))
+    return made
+
+
+def _figure(found: dict[str, Any], path: Sequence[str]) -> Any:
+    value: Any = found
+    for name in path:
+        value = value[name]
+    return value
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def draw(plan: Plan, context: int, target: Path) -> None:
         ConfigError: matplotlib is missing, or cannot write this format.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is in the extra `bench`: pip install 'penstock-llm[bench]'")
+        raise ConfigError("--plot needs matplotlib: pip install 'penstock-llm[plan]'")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -23,7 +23,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'penstock-llm[bench]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install 'penstock-llm[plan]'") from None
 
 
 def draw(results: Sequence[Result], path: Path, title: str) -> None:

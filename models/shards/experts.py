@@ -35,7 +35,7 @@ def with_experts_spread(model: ModelConfig, options: ParallelOptions) -> ModelCo
         for flag, value in (
             ("--num-redundant-experts", options.num_redundant_experts),
             ("--expert-load", options.expert_load),
-            ("--expert-exchange", options.expert_exchange != "auto"),
+            ("expert_exchange", options.expert_exchange != "auto"),
         ):
             if value:
                 raise ConfigError(f"{flag} needs {_FLAG}")
@@ -95,7 +95,7 @@ def _spread(model: Decoder, layer: Layer, options: ParallelOptions, tokens: list
     elif options.expert_exchange == "all-to-all":
         if not can_travel:
             raise ConfigError(
-                f"--expert-exchange all-to-all: {model.architecture} adds what its experts give to what other parts "
+                f"expert_exchange all-to-all: {model.architecture} adds what its experts give to what other parts "
                 "of the layer give, so tokens do not travel; use all-reduce"
             )
         fewest = 0

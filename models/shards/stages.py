@@ -107,14 +107,14 @@ def _as_given(given: str, num_stages: int, num_layers: int, borders: Sequence[in
     counts = [int(word) if word.strip().isdecimal() else 0 for word in given.split(",")]
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
         raise ConfigError(
-            f"--pipeline-layers {given}: {num_stages} numbers are needed, separated by commas, whose sum is the "
+            f"pipeline_layers {given}: {num_stages} numbers are needed, separated by commas, whose sum is the "
             f"model's {num_layers} layers"
         )
     ends = [sum(counts[: i + 1]) for i in range(num_stages)]
     for end in ends[:-1]:
         if end not in borders:
             raise ConfigError(
-                f"--pipeline-layers {given}: layer {end} or one after it reads keys and values of an earlier one, so "
+                f"pipeline_layers {given}: layer {end} or one after it reads keys and values of an earlier one, so "
                 "they must be in one stage"
             )
     return tuple(zip([0, *ends[:-1]], ends, strict=True))

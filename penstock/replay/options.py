@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from penstock.config import Config, ConfigError
-from penstock.config.flags import config_from, flags
+from penstock.config.flags import config_from, fields
 from penstock.parts.recording.reader import Run
 
 GROUPS = ("model", "scheduler", "worker", "log")
@@ -29,7 +29,7 @@ def replay_config(run: Run, given: Namespace) -> Config:
     Raises:
         ConfigError: an option cannot work, or the run has computed nothing.
     """
-    names = {flag.field for flag in flags(GROUPS)}
+    names = {flag.field for flag in fields(GROUPS)}
     recorded = {name: value for group in run.header.options.values() for name, value in group.items() if name in names}
     hello = run.hello()
     sizes = {"num_pages": hello.num_pages, "page_size": hello.page_size}
@@ -53,7 +53,7 @@ def check_plans(run: Run) -> None:
     if not run.is_whole:
         raise ConfigError(
             "--plans needs a run from its beginning, because pages hold what earlier steps computed: the oldest lines "
-            "of this one were dropped (a larger --record-mib keeps more)"
+            "of this one were dropped (--record FILE:MIB keeps more)"
         )
     if run.header.options.get("worker", {}).get("disk_kv"):
         raise ConfigError("--plans cannot know what the disk tier of this run held")

@@ -20,9 +20,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.gpu_worker.models.clockwork import ClockworkModel
-from penstock.models.families.clockwork import ClockworkConfig
 from penstock.models.files.source import Checkpoint
+from tests.clockwork.family import ClockworkConfig
+from tests.clockwork.model import ClockworkModel
 
 _BLANKS = " \n\t"
 _CLOSING = '"}]'

@@ -43,7 +43,7 @@ def demo_server() -> Iterator[str]:
 def _serving(module: str, *arguments: str | Path) -> Iterator[str]:
     command = [PYTHON, "-m", module, *map(str, arguments), "--port", "0", "--num-threads", "1"]
     command += ["--cpu-kv-cache-gib", "1"]
-    settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_TEST_MODELS": "1", "OMP_NUM_THREADS": "1"}
+    settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_TEST_MODELS": "tests.clockwork.family", "OMP_NUM_THREADS": "1"}
     settings["PENSTOCK_SPARE_WORKER"] = "false"  # no worker is to die
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stderr=subprocess.PIPE) as process:
         log = _Log(process)

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import psutil
 
 from penstock.models.files.source import fingerprint
 from penstock.models.finding.registry import open_checkpoint
+from tests.internal_fields import command as command_for
 
 START_SECONDS = 200
 MAX_GROWTH = 64 << 20
@@ -163,13 +163,11 @@ def tells_nothing(text: str, victim: Victim) -> bool:
 
 
 @contextmanager
-def victim(folder: Path, *flags: str) -> Iterator[Victim]:
+def victim(folder: Path, *flags: str, **environment: str) -> Iterator[Victim]:
     """Serve a checkpoint until the block ends."""
     with tempfile.NamedTemporaryFile(suffix=".log") as log, tempfile.TemporaryDirectory(prefix="pst-") as runtime:
         command = [
-            sys.executable,
-            "-m",
-            "penstock.cli",
+            *command_for(environment),
             "serve",
             str(folder),
             "--port",
@@ -177,7 +175,11 @@ def victim(folder: Path, *flags: str) -> Iterator[Victim]:
             "--num-threads",
             "1",
         ]
-        settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false", "PYTHONOPTIMIZE": "1"}
+        settings = {
+            "PENSTOCK_LOG_FORMAT": "json",
+            "PENSTOCK_SPARE_WORKER": "false",
+            "PYTHONOPTIMIZE": "1",
+        } | environment
         process = subprocess.Popen([*command, "--runtime-dir", runtime, *flags], stderr=log, env=os.environ | settings)
         try:
             yield Victim(process, Path(log.name), folder, Path(runtime))

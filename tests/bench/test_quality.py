@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,15 @@ def test_conversations_were_held_out() -> None:
         learned = [token for token, is_answer in zip(text.token_ids[1:], text.is_answer, strict=True) if is_answer]
         assert "user" not in tokenizer.decode(learned, skip_special_tokens=False)
     assert asked > 10
+
+
+def test_an_installation_without_the_conversations_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wheel has the demo model alone."""
+    monkeypatch.setitem(sys.modules, "penstock.demo.held_out", None)
+    assert main([]) == 2
+    assert "say --text FILE: the conversations of the demo model are not installed" in capsys.readouterr().err
 
 
 def test_a_text_file_is_cut_into_windows(tmp_path: Path) -> None:

@@ -246,11 +246,14 @@ def test_values_of_other_engines_have_names_here() -> None:
         assert not set(values) & set(ours[option])
 
 
-def test_a_batch_size_without_batches_is_refused() -> None:
-    code, _, said = penstock("serve", "m", "--batch-size", "2048")
+@pytest.mark.parametrize("name", ["serve", "scheduler", "run"])
+@pytest.mark.parametrize("typed", [("m", "--batch-size", "2048"), ("--batch_size=2048", "m")])
+def test_what_is_gone_is_told_with_what_to_do(name: str, typed: tuple[str, ...]) -> None:
+    code, _, said = penstock(name, *typed)
     assert code == 2
-    assert "--batching" in said
-    assert "--max-num-batched-tokens" in said
+    [sentence] = said.splitlines()
+    assert sentence.startswith(f"penstock {name}: --batch-size is gone; use --max-num-seqs")
+    assert "--max-num-batched-tokens" in sentence
 
 
 def test_a_secret_is_not_repeated() -> None:
@@ -264,9 +267,15 @@ def test_unknown_variables_are_told() -> None:
         {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_PORT": "1", "PENSTOCK_SERVICE_HOST": "x", "HOME": ""}
     )
     assert said == ["the variable PENSTOCK_MAX_NUM_SEQ is unknown; did you mean PENSTOCK_MAX_NUM_SEQS?"]
-    code, _, told = penstock("serve", "/nowhere", PENSTOCK_MAX_NUM_SEQ="3")
+    code, _, told = penstock("serve", "/nowhere", PENSTOCK_MAX_NUM_SEQ="3", PENSTOCK_HEAD_TIMEOUT="5")
     assert code == 2
     assert said[0] in told
+    assert "the variable PENSTOCK_HEAD_TIMEOUT is gone; a request's head must arrive in 10 seconds" in told
+
+
+def test_variables_that_are_gone_and_empty_are_nothing() -> None:
+    """As files for Compose have them."""
+    assert unknown_variables({"PENSTOCK_HEAD_TIMEOUT": ""}) == []
 
 
 def test_chat_without_a_server_says_how_to_start_one() -> None:

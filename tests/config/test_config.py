@@ -53,7 +53,9 @@ def test_switches_lists_and_numbers() -> None:
         (("--queue-timeout", "inf"), ("--queue-timeout", "finite", "inf")),
         (("--cpu-kv-cache-gib", "nan"), ("--cpu-kv-cache-gib", "nan")),
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
-        (("--heartbeat-timeout", "0.5"), ("--heartbeat-timeout", "0.5", "--heartbeat-interval")),
+        (("--disk-kv", "/kv"), ("--disk-kv", "/kv", "FOLDER:GIB")),
+        (("--disk-kv", "/kv:0"), ("--disk-kv", "/kv:0", "FOLDER:GIB")),
+        (("--admin-port", "here"), ("--admin-port", "here", "HOST:PORT")),
         *(
             (("--cors-origins", f"https://a,{bad}"), ("--cors-origins", bad))
             for bad in ("*", "a", "https://a/", "null")

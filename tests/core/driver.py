@@ -39,7 +39,7 @@ from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers
 from penstock.parts.images.scheduler import ImageGate
 from tests.core.fake_worker import FakeWorker, Guess, Scores
-from tests.core.kv.fake_disk import FakeDisk
+from tests.parts.disk.fake_disk import FakeDisk
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]

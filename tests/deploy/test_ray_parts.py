@@ -50,6 +50,8 @@ def test_arguments_are_options_and_settings() -> None:
         ({"worker_address": "tcp://a:1"}, "addresses"),
         ({"role": "decode"}, "each for itself"),
         ({"max_num_seqs": -1}, "max-num-seqs -1"),
+        ({"head_timeout": 3.0}, "head-timeout is gone; a request's head"),
+        ({"pipeline_depth": 0}, "pipeline-depth is gone"),
         ({"max_engines": -1}, "max_engines"),
         ({"min_engines": 0}, "min_engines"),
         ({"min_engines": 3, "max_engines": 2}, "less than min_engines"),

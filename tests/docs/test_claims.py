@@ -195,6 +195,6 @@ def test_nobody_is_told_to_install_the_package_of_another_project() -> None:
     )
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "Dockerfile"]
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sh")]
-    wrong = re.compile(r"pip install [^`\n]*\bpenstock(?!-llm|\w|/)|\bpenstock\\?\[(images|otel|ray|bench|dev)")
+    wrong = re.compile(r"pip install [^`\n]*\bpenstock(?!-llm|\w|/)|\bpenstock\\?\[(images|otel|ray|plan|dev)")
     told = [f"{path}: {found[0]}" for path in files if (found := wrong.search(path.read_text())) is not None]
     assert [line for line in told if not line.startswith(__file__)] == []

@@ -7,21 +7,21 @@ import subprocess
 
 import pytest
 import yaml
-from setuptools import find_packages
 
 from penstock.config.api_keys import KEY_VARIABLE
 from penstock.config.flags import flags
 from tests.docs.fences import ROOT
 from tests.docs.metric_names import metric_names
+from tests.packaging import data, packages
 
 NOT_IN_CONTAINERS = {
     "model",  # an argument of the commands
-    "host", "port", "admin_host", "admin_port",  # the services' own
+    "host", "port", "admin_port",  # the services' own
     "frontend_address", "worker_address", "runtime_dir", "channel_key_file",
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
     "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container
-    "step_trace", "profile", "record", "record_mib", "record_prompts", "access_log", "access_log_format",
+    "step_trace", "profile", "record", "record_prompts", "access_log",
 }  # fmt: skip
 SERVICE_OF = {
     "model": ("frontend", "worker"),
@@ -49,7 +49,7 @@ def test_every_option_reaches_its_service() -> None:
 
 def test_the_example_names_variables_that_exist() -> None:
     known = {flag.variable for flag in flags()} | {KEY_VARIABLE}
-    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS", "HF_TOKEN"}
+    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_DISK_KV_GIB", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS", "HF_TOKEN"}
     known |= {"FRONTEND_MEMORY", "SCHEDULER_MEMORY", "WORKER_MEMORY"}
     text = (ROOT / "deploy" / "env.example").read_text()
     assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
@@ -97,8 +97,7 @@ def test_every_service_of_ours_is_bounded() -> None:
 
 
 def test_the_image_is_built_from_all_packages() -> None:
-    names = find_packages(str(ROOT), include=["penstock*"])
-    folders = {(ROOT / name.replace(".", "/")).resolve().relative_to(ROOT) for name in names}
+    folders = {folder.relative_to(ROOT) for folder in packages().values()} | {file.relative_to(ROOT) for file in data()}
     brought = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert {folder for folder in folders if not any(folder.is_relative_to(each) for each in brought)} == set()
 

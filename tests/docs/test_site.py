@@ -66,7 +66,9 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("writer", ["options_page", "tool_table", "api_tables", "foreign_flags_table"])
+@pytest.mark.parametrize(
+    "writer", ["options_page", "tool_table", "api_tables", "foreign_flags_table", "removed_options"]
+)
 def test_what_is_written_by_a_program_is_up_to_date(writer: str) -> None:
     command = [sys.executable, "-m", f"docs.{writer}", "--check"]
     assert subprocess.run(command, check=False, cwd=ROOT).returncode == 0, "run `make docs`"

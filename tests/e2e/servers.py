@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import aiohttp
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.internal_fields import command as command_for
 
 START_SECONDS = 200.0  # a loaded two-core machine imports torch slowly
 
@@ -120,7 +121,7 @@ async def start(*arguments: str | Path, **environment: str) -> asyncio.subproces
     """Start `penstock serve` without waiting for anything."""
     # One thread: OpenMP barriers between threads cost more than these models, the more so beside other tests.
     flags = ("--port", "0", "--num-threads", "1")
-    command = [sys.executable, "-m", "penstock.cli", "serve", *map(str, arguments), *flags]
+    command = [*command_for(environment), "serve", *map(str, arguments), *flags]
     # Where no worker is to die, a spare one would only take time from other tests.
     settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false"}
     settings["PENSTOCK_QUEUE_PATIENCE"] = "0"  # a busy machine refuses nobody

@@ -12,6 +12,7 @@ from tests.e2e.checkpoints import make_checkpoint
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving, start, stream
 from tests.faults.soak import IS_SOAK
+from tests.internal_fields import internal
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--num-pages", "300")
 BODIES: list[dict[str, Any]] = [
@@ -66,8 +67,11 @@ async def test_streams_are_the_same_and_survive_a_worker(checkpoint: Checkpoint)
 
 @pytest.mark.skipif(not IS_SOAK, reason="another server of three processes: make soak")
 async def test_two_ranks_guess_the_same(checkpoint: Checkpoint, draft: Path) -> None:
-    flags = (*FLAGS, "--tensor-parallel-size", "2", "--check-ranks", *with_draft(draft))
-    async with serving(checkpoint.folder, *flags) as server, aiohttp.ClientSession() as http:
+    flags = (*FLAGS, "--tensor-parallel-size", "2", *with_draft(draft))
+    async with (
+        serving(checkpoint.folder, *flags, **internal(check_ranks=True)) as server,
+        aiohttp.ClientSession() as http,
+    ):
         expected = await texts(http, server, asyncio.Event(), speculative=False)
         assert await texts(http, server, asyncio.Event()) == expected
 

@@ -17,6 +17,7 @@ from tests.e2e.test_images import messages, told
 from tests.faults.soak import IS_SOAK
 from tests.frontend.images.image_models import MODELS, ImageModel, data_url, encoded, noise
 from tests.gpu_worker.checkpoints import greedy_errors
+from tests.internal_fields import internal
 
 PICTURES = [noise(90, 60, seed=1), noise(40, 130, seed=2)]
 URLS = [data_url(encoded(picture)) for picture in PICTURES]
@@ -140,7 +141,7 @@ class Seen:
         return self._model(ids, pixel_values=self._made["pixel_values"], **more)
 
 
-_OVER_RANKS = ("--tensor-parallel-size", "2", "--check-ranks")
+_OVER_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.mark.parametrize("more", [(), _OVER_RANKS, (*_OVER_RANKS, "--cpu-kernels", "torch")] if IS_SOAK else [()])
@@ -148,7 +149,8 @@ _OVER_RANKS = ("--tensor-parallel-size", "2", "--check-ranks")
 async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, more: tuple[str, ...]) -> None:
     model, token = make_model(tmp_path / "m", name)
     flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128", *more)
-    async with serving(tmp_path / "m", *flags) as server, aiohttp.ClientSession() as http:
+    checks = internal(check_ranks=True)
+    async with serving(tmp_path / "m", *flags, **checks) as server, aiohttp.ClientSession() as http:
         for urls, pictures in ((URLS, PICTURES), (URLS[1:], PICTURES[1:])):
             prompt, ids = await told(http, server, messages(*urls))
             assert token in prompt

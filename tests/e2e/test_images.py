@@ -13,12 +13,12 @@ from penstock import LLM, SamplingParams
 from penstock.ipc.curve import make_key_file
 from penstock.parts.recording.lines import Encoded
 from penstock.parts.recording.reader import Recording
-from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
 from tests.e2e.test_tcp import free_port
 from tests.faults.soak import sized
 from tests.faults.test_engines import until_both_are_ready
 from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
+from tests.python_api.conftest import SMALL
 
 LENGTH = 40
 FAMILY = MODELS["qwen2.5-vl"]

@@ -18,6 +18,7 @@ from tests.e2e.checkpoints import greedy
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.loglikelihoods import expected_likelihood, pairs, parse, payload
 from tests.e2e.servers import Server, serving, stream
+from tests.internal_fields import internal
 
 TOLERANCE = 1e-4
 FLAGS = ("--served-model-name", "m", "--dtype", "float32")
@@ -51,7 +52,7 @@ def check_echo(model: transformers.PreTrainedModel, choice: dict[str, Any]) -> N
     [
         (),
         # 24 pages of 16 tokens for six sequences of up to 364: preemption for sure
-        ("--pipeline-depth", "2", "--num-pages", "24", "--max-model-len", "380", "--max-num-batched-tokens", "64"),
+        ("--num-pages", "24", "--max-model-len", "380", "--max-num-batched-tokens", "64"),
     ],
     ids=["defaults", "depth2-tiny-pool"],
 )
@@ -59,7 +60,8 @@ async def test_equal_to_transformers(checkpoint: Checkpoint, flags: tuple[str, .
     rng = random.Random(5)
     prompts = [[rng.randrange(3, 259) for _ in range(length)] for length in (1, 2, 17, 64, 129, 300)]
     asked = {"echo": True, "logprobs": 2, "max_tokens": 64, "ignore_eos": True, "return_token_ids": True}
-    async with serving(checkpoint.folder, *FLAGS, *flags) as server, aiohttp.ClientSession() as http:
+    depth = internal(pipeline_depth=2) if flags else {}
+    async with serving(checkpoint.folder, *FLAGS, *flags, **depth) as server, aiohttp.ClientSession() as http:
         for _ in range(2):  # the second time all prompts are in the prefix cache
             answers = await asyncio.gather(
                 *(complete(http, server, prompt=p, temperature=i % 2, seed=i, **asked) for i, p in enumerate(prompts))

@@ -70,7 +70,7 @@ async def test_times_and_reasons_after_a_known_load(tmp_path: Path) -> None:
 async def test_tokens_that_overlap_wastes_are_counted(tmp_path: Path) -> None:
     """A sequence that ends by a stop token has one more under way."""
     folder = make_clockwork(tmp_path / "clockwork", step_seconds=0.01)
-    flags = ("--served-model-name", "m", "--pipeline-depth", "1", "--cpu-kernels", "torch")
+    flags = ("--served-model-name", "m", "--cpu-kernels", "torch")
     async with serving(folder, *flags) as server, aiohttp.ClientSession() as http:
         body: dict[str, Any] = {"model": "m", "prompt": [40, 41], "max_tokens": 9, "return_token_ids": True}
         async with http.post(f"{server.url}/v1/completions", json=body | {"ignore_eos": True}) as response:

@@ -17,8 +17,8 @@ import pytest
 from penstock.parts.recording.reader import Recording
 from penstock.replay.__main__ import main
 from tests.core.driver import make_request
-from tests.core.watching.test_recorder import RecordedDriver
 from tests.e2e.servers import Server, serving, stream
+from tests.parts.recording.test_recorder import RecordedDriver
 
 FLAGS = ("--dtype", "float32", "--cpu-kernels", "native", "--max-num-seqs", "12", "--num-pages", "64")
 WANTED: dict[str, Any] = {"prompt": "How does a scheduler", "max_tokens": 160, "ignore_eos": True}

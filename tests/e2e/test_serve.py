@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.checkpoints import greedy
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving, stream
+from tests.internal_fields import internal
 
 VOCAB = range(3, 259)
 
@@ -47,20 +48,20 @@ async def complete(http: aiohttp.ClientSession, server: Server, request: dict[st
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("depth", "flags"),
     [
-        ("--pipeline-depth", "0", "--page-size", "1", "--max-num-batched-tokens", "16"),
+        (0, ("--page-size", "1", "--max-num-batched-tokens", "16")),
         # 24 pages of 16 tokens for six sequences of up to 364, each of which grows by four pages: if they overlap, some
         # are preempted.
-        ("--pipeline-depth", "2", "--num-pages", "24", "--no-enable-prefix-caching", "--max-model-len", "380"),
+        (2, ("--num-pages", "24", "--no-enable-prefix-caching", "--max-model-len", "380")),
     ],
     ids=["depth0-pages1-budget16", "depth2-tiny-pool"],
 )
-async def test_greedy_output_equals_transformers(checkpoint: Checkpoint, flags: tuple[str, ...]) -> None:
+async def test_greedy_output_equals_transformers(checkpoint: Checkpoint, depth: int, flags: tuple[str, ...]) -> None:
     rng = random.Random(1)
     prompts = [random_prompt(rng, length) for length in (1, 2, 17, 64, 129, 300)]
     async with (
-        serving(checkpoint.folder, "--served-model-name", "m", *flags) as server,
+        serving(checkpoint.folder, "--served-model-name", "m", *flags, **internal(pipeline_depth=depth)) as server,
         aiohttp.ClientSession() as http,
     ):
         requests = [body(prompt, 64, return_token_ids=True, n=2 if i == 2 else 1) for i, prompt in enumerate(prompts)]

@@ -56,7 +56,7 @@ async def guessed(http: aiohttp.ClientSession, server: Server) -> tuple[float, f
 
 
 async def test_streams_are_the_same_in_fewer_steps(checkpoint: Checkpoint) -> None:
-    flags = ("--served-model-name", "m", "--dtype", "float32", "--pipeline-depth", "1", "--num-pages", "400")
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--num-pages", "400")
     requests = requests_of(1)
     async with (
         serving(checkpoint.folder, *flags, "--speculative-config", CONFIG) as server,

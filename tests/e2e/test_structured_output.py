@@ -21,7 +21,7 @@ from tests.e2e.servers import Server, serving, stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--max-n", "64")
+FLAGS = ("--served-model-name", "m", "--dtype", "float32")
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 SEED = 7
 LONG: dict[str, Any] = {

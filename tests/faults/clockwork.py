@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.gpu_worker.models.clockwork import FIRST, LAST, next_token
+from tests.clockwork.model import FIRST, LAST, next_token
 from tests.e2e.checkpoints import make_tokenizer
 
 

@@ -40,9 +40,9 @@ silence after which the supervisor replaces a process, even on a machine that is
 NUM_STREAMS, NUM_TOKENS, STEP_SECONDS = 6, 300, 0.01
 FLAGS = (
     *("--served-model-name", "m", "--num-pages", "4096", "--spare-worker", "--shutdown-timeout", "600"),
-    *("--heartbeat-timeout", "2", "--heartbeat-interval", "0.3"),
+    *("--heartbeat-timeout", "2"),
 )
-ENVIRONMENT = {TEST_MODELS_VARIABLE: "1"}
+ENVIRONMENT = {TEST_MODELS_VARIABLE: "tests.clockwork.family"}
 MAX_SECONDS = 120.0
 """For streams to end, and for the next one to be served, on a machine that does much else."""
 

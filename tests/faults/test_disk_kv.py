@@ -21,7 +21,7 @@ NUM_PAGES = _NUM_TOKENS // 16
 @asynccontextmanager
 async def server_on(folder: Path, **environment: str) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
     """A server of the demo model that has read what is in the folder."""
-    disk = ("--disk-kv", str(folder), "--disk-kv-gib", "0.1")
+    disk = ("--disk-kv", f"{folder}:0.1")
     arguments = ("demo/model", "--num-pages", "400", *disk)
     async with serving(*arguments, **environment) as server, aiohttp.ClientSession() as session:
         await server.logged("disk KV listed")
@@ -59,7 +59,7 @@ async def test_a_restart(tmp_path: Path) -> None:
         metrics = await server.settled(session)
         assert metrics["penstock_disk_kv_loaded_pages_total"] == 62
         assert metrics["penstock_num_free_pages"] + metrics["penstock_num_cached_pages"] == 400
-        async with serving("demo/model", "--disk-kv", str(tmp_path), "--disk-kv-gib", "0.1") as second:
+        async with serving("demo/model", "--disk-kv", f"{tmp_path}:0.1") as second:
             await second.logged("disk KV: off, another worker uses the folder")
             assert await ask(second, session, PROMPT) == (expected, 0), "it goes without"
 

@@ -27,7 +27,7 @@ async def test_a_long_legal_prefill_is_left_alone(tmp_path: Path) -> None:
     seconds, timeout = sized((5.0, "2"), (15.0, "2"))
     folder = make_clockwork(tmp_path / "m", token_seconds=seconds / 100)
     prompt = [5 + i % 50 for i in range(100)]
-    flags = (*FLAGS, "--heartbeat-timeout", timeout, "--heartbeat-interval", "0.3")
+    flags = (*FLAGS, "--heartbeat-timeout", timeout)
     async with serving(folder, *flags) as server, client() as http:
         found = await told(http, server, body(prompt, 3))
         assert found.tokens == expected_tokens(prompt, 3)
@@ -83,7 +83,7 @@ async def test_a_worker_that_dies_while_the_scheduler_is_busy(tmp_path: Path) ->
         assert found.tokens == expected_tokens([5], 20)
 
 
-IMPATIENT = ("--heartbeat-timeout", "2", "--heartbeat-interval", "0.3")
+IMPATIENT = ("--heartbeat-timeout", "2")
 
 
 async def streams_survive(server: Server, http: aiohttp.ClientSession, harm: Callable[[], None]) -> float:

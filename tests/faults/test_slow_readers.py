@@ -14,6 +14,7 @@ from tests.e2e.servers import Server, serving
 from tests.faults.clockwork import expected_text, expected_tokens, make_clockwork
 from tests.faults.soak import only_in_soak
 from tests.faults.streams import client, told
+from tests.internal_fields import internal
 
 NUM_TOKENS = 2500
 NUM_STALLED, NUM_HONEST, HONEST_TOKENS = 220, 50, 400
@@ -65,8 +66,8 @@ async def paused(server: Server, http: aiohttp.ClientSession, num: int, seconds:
 
 async def test_who_reads_on_goes_on_and_who_does_not_is_closed(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m")
-    flags = ("--served-model-name", "m", "--num-pages", "512", "--slow-reader-timeout", "5")
-    async with serving(folder, *flags) as server, client() as http:
+    flags = ("--served-model-name", "m", "--num-pages", "512")
+    async with serving(folder, *flags, **internal(slow_reader_timeout=5.0)) as server, client() as http:
         patient = await ask(server, [5, 6, 7])
         metrics = await paused(server, http, 1, 20)
         assert metrics["penstock_num_used_pages"] == metrics["penstock_num_requests_waiting"] == 0

@@ -11,6 +11,7 @@ from tests.e2e.servers import Server, serving
 from tests.e2e.test_metrics import told
 from tests.faults.soak import IS_SOAK, only_in_soak
 from tests.faults.streams import all_told, bodies, check_equal, client, spare_is_there
+from tests.internal_fields import internal
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "64", "--spare-worker")
 TIGHT = ("--num-pages", "12", "--page-size", "16", "--host-kv-gib", "0.05")
@@ -26,7 +27,11 @@ async def test_streams_say_the_same_whatever_is_swapped(checkpoint: Checkpoint, 
     async with serving(checkpoint.folder, *FLAGS) as server, client() as http:
         expected = await all_told(http, server, bodies(16))
     faults = {FAULTS: "worker.step:kill@30,worker.result:kill@40", ONCE: str(tmp_path)}
-    async with serving(checkpoint.folder, *FLAGS, *TIGHT, "--preemption", kind, **faults) as server, client() as http:
+    faults |= internal(preemption=kind)
+    async with (
+        serving(checkpoint.folder, *FLAGS, *TIGHT, **faults) as server,
+        client() as http,
+    ):
         await spare_is_there(server)
         check_equal(await all_told(http, server, bodies(16)), expected)
         assert sum(entry["event"] == "process exited, restarting" for entry in server.log) == 2
@@ -42,9 +47,9 @@ async def test_streams_say_the_same_whatever_is_swapped(checkpoint: Checkpoint, 
 
 @only_in_soak
 async def test_a_server_goes_on_without_a_tier_that_cannot_be_had(checkpoint: Checkpoint) -> None:
-    flags = (*FLAGS, "--host-kv-gib", "1000000", "--preemption", "swap")
-    async with serving(checkpoint.folder, *flags) as server, client() as http:
+    flags = (*FLAGS, "--host-kv-gib", "1000000")
+    async with serving(checkpoint.folder, *flags, **internal(preemption="swap")) as server, client() as http:
         assert all(one.status == 200 for one in await all_told(http, server, bodies(4)))
         assert (await told(http, server))["kv_tier_failed", "host"] == 1
         assert not await host_tier(http, server)
-        assert any(entry["event"].startswith("no host tier") for entry in server.log)
+        assert any(entry["event"] == "host tier not available" for entry in server.log)

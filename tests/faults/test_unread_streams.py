@@ -13,6 +13,7 @@ import aiohttp
 from tests.e2e.servers import Server, serving
 from tests.faults.clockwork import expected_tokens, make_clockwork
 from tests.faults.streams import client, told
+from tests.internal_fields import internal
 
 NUM_READERS, NUM_TOKENS, STEP_SECONDS = 300, 1900, 0.01
 MAX_TOKENS_UNREAD = 250
@@ -44,17 +45,8 @@ async def all_paused(server: Server, http: aiohttp.ClientSession, num: int) -> d
 
 async def test_an_honest_client_beside_300_that_never_read(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=STEP_SECONDS)
-    flags = (
-        "--served-model-name",
-        "m",
-        "--num-pages",
-        "20000",
-        "--queue-patience",
-        "0",
-        "--slow-reader-timeout",
-        "300",
-    )
-    async with serving(folder, *flags) as server, client() as http:
+    flags = ("--served-model-name", "m", "--num-pages", "20000", "--queue-patience", "0")
+    async with serving(folder, *flags, **internal(slow_reader_timeout=300.0)) as server, client() as http:
         common = {"model": "m", "temperature": 0, "ignore_eos": True, "stream": True}
         honest = common | {"prompt": [9, 9], "max_tokens": 30, "return_token_ids": True}
         began = time.monotonic()

@@ -100,7 +100,7 @@ def live_server(
     config = Config(
         model=ModelOptions(model=str(folder), served_model_name=names),
         frontend=FrontendOptions(**{"port": 0, "shutdown_timeout": 1.0, **(frontend or {})}),
-        ipc=IpcOptions(frontend_address=address, heartbeat_interval=0.1, heartbeat_timeout=heartbeat_timeout),
+        ipc=IpcOptions(frontend_address=address, max_heartbeat_interval=0.1, heartbeat_timeout=heartbeat_timeout),
         scheduler=SchedulerOptions(max_num_queued_seqs=1000),
     )
     loop = uvloop.new_event_loop()

@@ -177,7 +177,7 @@ async def serving(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     common = {"device": "cpu", "dtype": "float32", "num_threads": 1, "num_pages": 256, "page_size": 16}
     common |= {"max_num_seqs": 16, "max_num_batched_tokens": 64, "min_prefill_tokens": 32, "spare_worker": False}
-    common |= {"heartbeat_interval": 0.2, "heartbeat_timeout": 5.0, "log_level": "warning"}
+    common |= {"max_heartbeat_interval": 0.2, "heartbeat_timeout": 5.0, "log_level": "warning"}
     found = []
     for number, role in enumerate(roles):
         folder = sockets / str(number)

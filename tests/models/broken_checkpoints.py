@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.models.families.clockwork import CLOCKWORK
 from penstock.models.families.registry import expected_tensors, parse_model_config
+from tests.clockwork.family import CLOCKWORK
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -73,7 +73,7 @@ def test_a_file_of_loads(tmp_path: Path) -> None:
     ("options", "config", "complaint"),
     [
         (ParallelOptions(num_redundant_experts=2), _MIXTRAL, "--num-redundant-experts needs --enable-expert-parallel"),
-        (ParallelOptions(expert_exchange="all-to-all"), _MIXTRAL, "--expert-exchange needs --enable-expert-parallel"),
+        (ParallelOptions(expert_exchange="all-to-all"), _MIXTRAL, "expert_exchange needs --enable-expert-parallel"),
         (ParallelOptions(expert_load="x"), _MIXTRAL, "--expert-load needs --enable-expert-parallel"),
         (ParallelOptions(enable_expert_parallel=True), _MIXTRAL, "needs --tensor-parallel-size of at least 2"),
         (_options(), _LLAMA, "LlamaForCausalLM has no experts"),

@@ -95,7 +95,7 @@ def test_layers_that_share_keys_and_values_stay_together() -> None:
     ("num_stages", "given"), [(2, "10"), (2, "10,12"), (2, "24,0"), (2, "a,b"), (1, "20"), (3, "12,12")]
 )
 def test_ranges_that_cannot_be(num_stages: int, given: str) -> None:
-    with pytest.raises(ConfigError, match=f"--pipeline-layers {given}: {num_stages} numbers are needed.* 24 layers"):
+    with pytest.raises(ConfigError, match=f"pipeline_layers {given}: {num_stages} numbers are needed.* 24 layers"):
         stage_ranges(decoder_of("qwen2.5-0.5b"), num_stages, given)
 
 
@@ -107,8 +107,8 @@ def test_more_stages_than_layers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"pipeline_layers": "1,1"}, "--pipeline-layers has no effect"),
-        ({"pipeline_parallel_size": 2, "disk_kv": "x", "disk_kv_gib": 1.0}, "2 workers has no disk tier"),
+        ({"pipeline_layers": "1,1"}, "pipeline_layers has no effect"),
+        ({"pipeline_parallel_size": 2, "disk_kv": "x:1"}, "2 workers has no disk tier"),
         ({"pipeline_parallel_size": 2, "role": ("prefill",)}, "--role: pages cannot be handed over between pipelines"),
     ],
 )

@@ -46,7 +46,7 @@ async def look_again_and_again(watch: Watch, seconds: float) -> None:
 async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run it; the report."""
     model = make_clockwork(folder / "m", step_seconds=0.004)
-    async with serving(model, *FLAGS, PENSTOCK_TEST_MODELS="1") as server:
+    async with serving(model, *FLAGS, PENSTOCK_TEST_MODELS="tests.clockwork.family") as server:
         load, watch = Load(server.url, options.seed, options.clients), Watch(server)
         running = asyncio.create_task(load.run())
         every = max(1.0, options.minutes / 4)

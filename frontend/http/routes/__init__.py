@@ -25,7 +25,7 @@ from penstock.frontend.http.routes import (
 
 
 async def _show_openapi(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    is_admin_apart = bool(service.config.frontend.admin_port)
+    is_admin_apart = service.config.frontend.admin_address is not None
     return Reply(document(tuple(route for route in ROUTES if not (is_admin_apart and route.is_for_admins))))
 
 

@@ -251,7 +251,7 @@ def _travelling(block: MLPBlock | ExpertsBlock, reader: WeightReader) -> MLPBloc
         return TravellingExperts(block, block.held, reader.ranks, spread.fewest_travelling)
     if spread.fewest_travelling == 0:
         raise ConfigError(
-            "--expert-exchange all-to-all: with the native CPU kernels all ranks have all tokens in the memory that "
+            "expert_exchange all-to-all: with the native CPU kernels all ranks have all tokens in the memory that "
             "they share; leave the option out, or add --cpu-kernels torch"
         )
     return block

@@ -28,7 +28,7 @@ _OUTSIDE: Key = (1,)
 class Batches(SchedulerPart):
     """The batch of one scheduler. It survives workers."""
 
-    __slots__ = ("_begins_at", "_kv", "_max_size", "_members", "_num_rows", "_requests", "_waiting", "kind")
+    __slots__ = ("_begins_at", "_kv", "_members", "_num_rows", "_requests", "_waiting", "kind")
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
@@ -43,8 +43,6 @@ class Batches(SchedulerPart):
         self.kind = kind
         self._waiting = scheduler.waiting
         self._requests = scheduler.requests  # all live ones, in order of arrival
-        self._max_size = scheduler.options.batch_size
-        """Most sequences in a batch, if there are that many rows; 0: as many as there are rows."""
         self._members: dict[Request, None] = {}
         self._begins_at = inf  # the next batch, if it waits for nothing but that time
 
@@ -76,7 +74,7 @@ class Batches(SchedulerPart):
         return RUNS if self._members else FILLS
 
     def advance(self, *, is_idle: bool) -> tuple[()]:
-        """Begin the next batch if the last one has ended and it is time."""
+        """Begin the next batch, with at most as many sequences as rows, if the last one has ended and it is time."""
         self._begins_at = inf
         if any(not member.is_paused for member in self._members):
             return ()
@@ -84,14 +82,13 @@ class Batches(SchedulerPart):
         waiting, requests = self._waiting, self._requests.values()
         if not waiting.num_seqs:
             return ()
-        size = min(self._max_size or self._num_rows, self._num_rows)
         oldest = next(request.arrived for request in requests if not request.is_paused)
-        begins_at = self.kind.begins_at(waiting.num_seqs, size, oldest)
+        begins_at = self.kind.begins_at(waiting.num_seqs, self._num_rows, oldest)
         if self._kv.now < begins_at:
             self._begins_at = begins_at
             return ()
         in_order = dict.fromkeys(seq.request for seq in waiting.first(waiting.num_seqs))
-        self._members = dict.fromkeys(self.kind.choose(in_order, size))
+        self._members = dict.fromkeys(self.kind.choose(in_order, self._num_rows))
         levels: dict[Request, Key] = {}
         for request in requests:
             first = _INSIDE if request in self._members else _OUTSIDE

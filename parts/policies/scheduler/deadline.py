@@ -2,7 +2,7 @@
 
     slack      time until its next token is due, less the time to compute it, estimated from steps so far
     on time    slack is not negative: key (0, time at which it will be), which does not change while it waits
-    late       it can no longer meet its targets: refused, or demoted (`--late-requests`)
+    late       it can no longer meet its targets: demoted or, under deadline-refuse, refused
     the rest   without targets, or demoted: key (1, 0), in turns as under fcfs, behind all that are on time
 
 A client's deadline (`seconds_left`) is also a target for the first token, if it is nearer.
@@ -40,6 +40,7 @@ class Deadline(Policy):
 
     preempts = True
     max_delay = 60.0
+    refuses_late = False
 
     def __init__(self) -> None:
         self._counted: tuple[Rows | None, int] = (None, 0)
@@ -61,9 +62,7 @@ class Deadline(Policy):
         return self._latest_start(request) if is_judged else inf
 
     def refusal(self, request: Request, now: float) -> Refusal | None:
-        if self.view.options.late_requests != "refuse" or not request.has_targets:
-            return None
-        return self._why_late(request, now)
+        return self._why_late(request, now) if self.refuses_late and request.has_targets else None
 
     def on_admitted(self, request: Request, num_tokens: int) -> None:
         num_rows, num_context, tightest = self._load
@@ -177,3 +176,9 @@ class Deadline(Policy):
             paced = (each.seconds_per_token for each in self._paced if each.running and not each.late)
             self._load = len(running), sum(map(_num_computed_tokens, running)), min(paced, default=inf)
         return self._load
+
+
+class DeadlineOrRefuse(Deadline):
+    """The same, but a request that cannot meet its targets any more is refused: another server may meet them."""
+
+    refuses_late = True

@@ -25,7 +25,7 @@ class Policy(FirstCome):
 
     max_delay = inf
     """Total seconds of waiting after which a request comes before all that have waited for less; such requests go in
-    turns, as under fcfs. So no request starves, whatever a policy's keys are. `--max-policy-delay` replaces it."""
+    turns, as under fcfs. So no request starves, whatever a policy's keys are."""
 
     checks_head = False
     """Whether the key of the head of the queue is recomputed before it gets a row, because it may have changed."""

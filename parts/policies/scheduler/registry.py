@@ -14,7 +14,7 @@ from types import ModuleType
 
 from penstock.config import ConfigError
 from penstock.parts.policies.scheduler.cache_aware import CacheAware
-from penstock.parts.policies.scheduler.deadline import Deadline
+from penstock.parts.policies.scheduler.deadline import Deadline, DeadlineOrRefuse
 from penstock.parts.policies.scheduler.fair import Fair
 from penstock.parts.policies.scheduler.hrrn import HighestResponseRatioNext
 from penstock.parts.policies.scheduler.policy import Policy
@@ -33,6 +33,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "cache-aware": CacheAware,
     "fair": Fair,
     "deadline": Deadline,
+    "deadline-refuse": DeadlineOrRefuse,
 }
 
 

@@ -29,12 +29,12 @@ class Recording(EnginePart):
 
     @classmethod
     def of(cls, engine: "Engine") -> Self | None:
-        return cls(engine) if engine.config.scheduler.record else None
+        return cls(engine) if engine.config.scheduler.recording else None
 
     @classmethod
     def check_outputs(cls, config: Config) -> None:
-        if path := config.scheduler.record:
-            check_recording(Path(path))
+        if recording := config.scheduler.recording:
+            check_recording(recording[0])
 
     def on_workers(self, hello: WorkerHello) -> None:
         self._recorder.on_workers(hello)

@@ -8,7 +8,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -77,10 +76,11 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         """Begin a run at the end of the file that the options name."""
-        options = config.scheduler
-        self._has_tokens = options.record_prompts
-        self._max_part_bytes = (options.record_mib << 20) // NUM_PARTS
-        self._writer = RecordingWriter(Path(options.record))
+        assert config.scheduler.recording is not None
+        path, mib = config.scheduler.recording
+        self._has_tokens = config.scheduler.record_prompts
+        self._max_part_bytes = (mib << 20) // NUM_PARTS
+        self._writer = RecordingWriter(path)
         self._encoder = msgspec.json.Encoder()
         self._key = os.urandom(32)
         self._began = monotonic()
@@ -89,7 +89,7 @@ class Recorder:
         self._num_preemptions = 0
         self._num_lost = 0  # as recorded in the file
         self._worker: Worker | None = None
-        groups = {"model": config.model, "scheduler": options, "worker": config.worker}
+        groups = {"model": config.model, "scheduler": config.scheduler, "worker": config.worker}
         self._header = Header(
             version=VERSION,
             run=os.urandom(8).hex(),

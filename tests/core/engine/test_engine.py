@@ -45,7 +45,7 @@ from penstock.ipc.messages import (
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
 from tests.core.driver import make_request
-from tests.core.scheduling.test_image_gate import image, shows
+from tests.parts.images.test_image_gate import image, shows
 
 PID = 4321
 
@@ -57,7 +57,7 @@ class Peers:
         """`of_worker`: fields of its hello."""
         self._of_worker = of_worker
         options = IpcOptions(
-            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", heartbeat_interval=0.05
+            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", max_heartbeat_interval=0.05
         )
         self.hung: list[int] = []
         self.engine = Engine(Config(ipc=options, scheduler=scheduler or SchedulerOptions()), self.hung.append)
@@ -156,7 +156,7 @@ async def test_a_trial_that_cannot_begin_ends_the_worker(tmp_path: Path, monkeyp
 
 
 async def test_a_batch_begins_in_time_although_nothing_happens(tmp_path: Path) -> None:
-    peers = Peers(tmp_path, SchedulerOptions(batching="dynamic", batch_size=2, batch_wait_ms=600))
+    peers = Peers(tmp_path, SchedulerOptions(batching="dynamic", max_num_seqs=2, batch_wait_ms=600))
     await peers.ready()
     [owner] = peers.engine.frontends._heard
     peers.engine.changed = lambda: None  # type: ignore[method-assign]  # heartbeats do not plan: only the timer does

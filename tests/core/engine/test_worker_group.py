@@ -110,7 +110,7 @@ class Group:
 
     def __init__(self, folder: Path) -> None:
         options = IpcOptions(
-            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", heartbeat_interval=0.05
+            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", max_heartbeat_interval=0.05
         )
         self.hung: list[int] = []
         self.engine = Engine(Config(ipc=options), self.hung.append)

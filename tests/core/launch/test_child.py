@@ -15,7 +15,7 @@ from penstock.core.launch.child import Child
 from penstock.core.launch.spare import Forked, Owner, Spare, adopt_orphans, reap_strangers
 from penstock.core.launch.start import spawn
 
-CONFIG = Config(ipc=IpcOptions(heartbeat_interval=0.05))
+CONFIG = Config(ipc=IpcOptions(max_heartbeat_interval=0.05))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from penstock.ipc.messages import PrepareGrammar
 from penstock.parts.images.scheduler import ImageGate
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
-from tests.core.scheduling.test_image_gate import image, shows
+from tests.parts.images.test_image_gate import image, shows
 
 PROMPT = list(range(20))
 CAT, DOG, COW = image("cat", 2, 5), image("dog", 8, 5), image("cow", 14, 5)

@@ -82,16 +82,6 @@ def test_who_had_a_row_comes_before_who_had_none() -> None:
     assert admitted(driver)[num_before:] == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_the_newest_of_a_tenant_first() -> None:
-    driver = Driver(make_limits(max_num_seqs=1))
-    driver.scheduler.waiting.newest_first = True
-    for i in range(3):
-        driver.add(request(f"a{i}", tenant="a"))
-        driver.add(request(f"b{i}", tenant="b"))
-    driver.run()
-    assert admitted(driver) == ["a2", "b2", "a1", "b1", "a0", "b0"]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_no_turn_is_further_off_than_the_others_that_wait(seed: int) -> None:
     """However many sequences others have, and whatever they add meanwhile."""

@@ -130,7 +130,6 @@ MODULES = '[{"type": "a.models.Transformer", "path": ""}, {"type": "a.Pooling", 
         ("]", '{"pooling_mode_cls_token": true}', {"pooling": "mean"}, ("mean", False)),
         ("]", '{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": true}', {}, "mean_tokens"),
         (', {"type": "a.Dense", "path": "2_D"}]', '{"pooling_mode_lasttoken": true}', {}, "Dense"),
-        ("]", '{"pooling_mode_lasttoken": true}', {"embedding_normalize": "on"}, ("last", True)),
         ("", "{}", {}, "not a list"),
     ],
 )

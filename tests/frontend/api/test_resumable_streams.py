@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.config.api_keys import digest
+from penstock.frontend.streams.kept import Bounds
 from tests.faults.soak import IS_SOAK
 from tests.frontend.cut_streams import CutClient
 from tests.frontend.http_client import HELLO, chat, error_of, get, post, send
@@ -116,17 +117,13 @@ def test_stopping_a_stream(live: LiveServer) -> None:
 
 
 @pytest.fixture
-def small(checkpoint: Path, tmp_path: Path) -> Iterator[LiveServer]:
+def small(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     """Room for two streams, of 4 KiB each; two keys."""
     keys = tmp_path / "keys.toml"
     entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
     keys.write_text("".join(entries))
-    options = {
-        "api_keys_file": str(keys),
-        "max_resumable_bytes": 8192,
-        "max_resumable_stream_bytes": 4096,
-        "resumable_seconds": 600.0,
-    }
+    monkeypatch.setattr("penstock.frontend.api.service.Bounds", lambda: Bounds(4096, 600.0))
+    options = {"api_keys_file": str(keys), "max_resumable_bytes": 8192}
     with (
         tempfile.TemporaryDirectory(prefix="pst-") as sockets,
         live_server(checkpoint, Path(sockets), frontend=options) as live,
@@ -182,8 +179,9 @@ def test_one_key_leaves_room_for_others(small: LiveServer) -> None:
         assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_nobody_comes_back(checkpoint: Path, sockets: Path) -> None:
-    with live_server(checkpoint, sockets, frontend={"resumable_seconds": 0.2}) as live:
+def test_nobody_comes_back(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.api.service.Bounds", lambda: Bounds(seconds=0.2))
+    with live_server(checkpoint, sockets) as live:
         live.gives([5] * 3, hangs=True)
         CutClient(live, "left").post("/v1/completions", {"prompt": "a", "stream": True}, 300)
         live.wait_until(lambda: len(live.scheduler.aborted) > 0)

@@ -25,13 +25,13 @@ def logged(path: Path, live: LiveServer, count: int) -> list[str]:
     return path.read_text().splitlines()
 
 
-def server(checkpoint: Path, sockets: Path, path: Path, kind: str) -> Any:
-    return live_server(checkpoint, sockets, frontend={"access_log": str(path), "access_log_format": kind})
+def server(checkpoint: Path, sockets: Path, path: Path) -> Any:
+    return live_server(checkpoint, sockets, frontend={"access_log": str(path)})
 
 
 def test_combined(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
-    with server(checkpoint, sockets, path, "combined") as live:
+    with server(checkpoint, sockets, path) as live:
         answer = get(live, "/health?a=%22b", **{"User-Agent": 'agent "1"', "Referer": "http://a/"})
         stream = chat(live, stream=True)
         get(live, "/nowhere")
@@ -49,7 +49,7 @@ def test_combined(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
 
 def test_json(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     path = tmp_path / "access.jsonl"
-    with server(checkpoint, sockets, path, "json") as live:
+    with server(checkpoint, sockets, path) as live:
         answer = chat(live)
         [line] = map(json.loads, logged(path, live, 1))
     usage = answer.json()["usage"]
@@ -62,7 +62,7 @@ def test_json(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     path = tmp_path / "access.jsonl"
-    with server(checkpoint, sockets, path, "json") as live:
+    with server(checkpoint, sockets, path) as live:
         with socket.create_connection(("127.0.0.1", live.port), 60) as client:
             client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nUser-Agent: caf\xe9\r\n")
             client.sendall(b"Referer: \xff\r\nConnection: close\r\n\r\n")
@@ -73,7 +73,7 @@ def test_text_that_is_not_utf8(checkpoint: Path, sockets: Path, tmp_path: Path) 
 
 def test_a_client_forges_no_fields(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
-    with server(checkpoint, sockets, path, "combined") as live:
+    with server(checkpoint, sockets, path) as live:
         get(live, "/health", **{"Referer": "a\\", "User-Agent": '\\" 200 1 "b'})
         [line] = logged(path, live, 1)
     found = COMBINED.fullmatch(line)
@@ -84,7 +84,7 @@ def test_a_client_forges_no_fields(checkpoint: Path, sockets: Path, tmp_path: Pa
 
 def test_it_is_opened_anew(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
     path, moved = tmp_path / "access.log", tmp_path / "access.log.1"
-    with server(checkpoint, sockets, path, "combined") as live:
+    with server(checkpoint, sockets, path) as live:
         get(live, "/health")
         assert "/health" in logged(path, live, 1)[0]
         path.rename(moved)

@@ -13,7 +13,7 @@ from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server
 
-ANY_PORT = 1  # the test's server lets the system choose
+ANY_PORT = "1"  # the test's server lets the system choose
 OPEN = {route.path for route in ROUTES if not route.scope}
 
 
@@ -88,11 +88,31 @@ def test_it_wants_keys_all_the_same(checkpoint: Path, sockets: Path, tmp_path: P
 
 
 def test_it_is_bound_with_the_same_care() -> None:
-    options = FrontendOptions(admin_port=9000, admin_host="0.0.0.0")
-    with pytest.raises(ConfigError, match=r"--admin-host 0\.0\.0\.0 .* --insecure-bind"):
+    options = FrontendOptions(admin_port="0.0.0.0:9000")
+    with pytest.raises(ConfigError, match=r"--admin-port 0\.0\.0\.0:9000 .* --insecure-bind"):
         check_listening(options, {})
     check_listening(options, {"PENSTOCK_API_KEY": "pk"})
-    check_listening(FrontendOptions(admin_port=9000), {})
-    check_listening(FrontendOptions(admin_host="0.0.0.0"), {})  # nothing listens there
+    check_listening(FrontendOptions(admin_port="9000"), {})
     with pytest.raises(ConfigError, match="another port than --port"):
-        validate(Config(frontend=FrontendOptions(port=9000, admin_port=9000)))
+        validate(Config(frontend=FrontendOptions(port=9000, admin_port="9000")))
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("", None),
+        ("0", None),
+        ("9000", ("127.0.0.1", 9000)),
+        ("10.0.0.7:9000", ("10.0.0.7", 9000)),
+        ("localhost:9000", ("localhost", 9000)),
+        ("[::1]:9000", ("::1", 9000)),
+    ],
+)
+def test_it_may_have_an_address_of_its_own(given: str, address: tuple[str, int] | None) -> None:
+    assert validate(Config(frontend=FrontendOptions(admin_port=given))).frontend.admin_address == address
+
+
+@pytest.mark.parametrize("given", ["x", "9000:", ":9000", "-1", "65536", "::1:9000", "host:name", "9000 "])
+def test_what_is_no_port_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--admin-port .* must be PORT or HOST:PORT"):
+        validate(Config(frontend=FrontendOptions(admin_port=given)))

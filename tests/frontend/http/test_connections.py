@@ -17,8 +17,9 @@ BODY = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
 
 
 @pytest.fixture
-def strict(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
-    limits = {"head_timeout": 0.5, "body_timeout": 2.0, "max_connections": 4}
+def strict(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+    monkeypatch.setattr("penstock.frontend.http.server.MAX_CONNECTIONS", 4)
+    limits = {"head_timeout": 0.5, "body_timeout": 2.0}
     with live_server(checkpoint, sockets, frontend=limits) as live:
         yield live
 

@@ -18,7 +18,7 @@ KEY = {"Authorization": "Bearer pk-one"}
 def shared(checkpoint: Path, sockets: Path, tmp_path: Path) -> Iterator[LiveServer]:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nid = "a"\nsha256 = "{digest("pk-one").hex()}"\n')
-    options = {"cors_origins": (PAGE, "http://localhost:3000"), "api_keys_file": str(keys), "admin_port": 1}
+    options = {"cors_origins": (PAGE, "http://localhost:3000"), "api_keys_file": str(keys), "admin_port": "1"}
     with live_server(checkpoint, sockets, frontend=options) as live:
         yield live
 

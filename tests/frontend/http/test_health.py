@@ -13,8 +13,9 @@ from tests.frontend.live_server import LiveServer, live_server
 
 
 @pytest.fixture
-def impatient(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
-    with live_server(checkpoint, sockets, frontend={"health_timeout": 2.0}) as live:
+def impatient(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+    monkeypatch.setattr("penstock.frontend.api.operations.STUCK_SECONDS", 2.0)
+    with live_server(checkpoint, sockets) as live:
         yield live
 
 

@@ -27,7 +27,8 @@ KEYS = {
     "red": 'namespace = "red"',
     "blue": 'namespace = "blue"',
     "free": "",
-    "heavy": "weight = 2.5",
+    "heavy": 'weight = 2.5\ntenant_by = "user"',
+    "gateway": 'tenant_by = "user"',
 }
 
 
@@ -36,7 +37,7 @@ def live(checkpoint: Path, sockets: Path, tmp_path: Path) -> Iterator[LiveServer
     file = tmp_path / "keys.toml"
     entries = (f'[[keys]]\nid = "{id}"\nsha256 = "{digest(id).hex()}"\n{limit}\n' for id, limit in KEYS.items())
     file.write_text("".join(entries))
-    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(file), "tenant_by": "user"}) as server:
+    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(file)}) as server:
         yield server
 
 
@@ -246,7 +247,7 @@ def salt_of(access: Access, name: str) -> str:
     return access.check("infer", [f"Bearer {name}"]).salted("")
 
 
-def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
+def test_keys_of_one_namespace_share_cached_prompts() -> None:
     metrics = ApiKey("m", digest("m"), frozenset({"metrics"}))
     alone = Access((key("a"), metrics))
     assert salt_of(alone, "a") == "", "nobody else asks the model"
@@ -254,17 +255,17 @@ def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
     assert len({"", salt_of(alone, "a"), salt_of(alone, "b")}) == 3
     apart = Access((key("a"), key("b", namespace="x"), key("c", namespace="x")))
     assert salt_of(apart, "b") == salt_of(apart, "c") != salt_of(apart, "a")
-    shared = Access((key("a"), key("b"), key("c", namespace="x")), shares_prefix_cache=True)
-    assert salt_of(shared, "a") == salt_of(shared, "b") == "" != salt_of(shared, "c")
 
 
 def test_weights_and_users_are_told_to_the_scheduler(live: LiveServer) -> None:
-    for key, fields in (("heavy", {}), ("heavy", {"user": "u"}), ("free", {"safety_identifier": "u" * 300})):
+    long = {"safety_identifier": "u" * 300}
+    for key, fields in (("heavy", {}), ("heavy", {"user": "u"}), ("gateway", long), ("free", {"user": "u"})):
         assert ask(live, key, **fields).status == 200
     told = [(request.tenant, request.weight) for request in live.scheduler.added]
     assert told[:2] == [("heavy", 2.5), ("heavy\nu", 2.5)]
-    assert told[2][0].startswith("free\n")
+    assert told[2][0].startswith("gateway\n")
     assert told[2][1] == 1.0
+    assert told[3] == ("free", 1.0)
 
 
 def test_each_user_has_a_name_of_its_own() -> None:
@@ -285,6 +286,8 @@ def test_each_user_has_a_name_of_its_own() -> None:
         ("weight = 0", "weight must be a number from 0.001 to 1000, got 0"),
         ("weight = nan", "weight must be"),
         ("weight = true", "weight must be"),
+        ('tenant_by = "address"', "tenant_by must be key or user, got 'address'"),
+        ("tenant_by = [1]", "tenant_by must be"),
         ("tokens_per_hour = 3", "only id, sha256"),
     ],
 )

@@ -140,7 +140,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
     """Both take connections, on either of the two ports. (What one counts for all: tests/e2e/test_frontends.py.)"""
     with bind("127.0.0.1", 0, is_shared=True) as reserved, bind("127.0.0.1", 0, is_shared=True) as reserved_admin:
         port, admin_port = reserved.getsockname()[1], reserved_admin.getsockname()[1]
-        shared = config(checkpoint, sockets, port=port, admin_port=admin_port, num_frontends=2)
+        shared = config(checkpoint, sockets, port=port, admin_port=str(admin_port), num_frontends=2)
         scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
         metrics_fd = os.memfd_create("metrics")
         frontends = [await Frontend.start(shared, index, metrics_fd) for index in range(2)]

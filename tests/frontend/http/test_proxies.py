@@ -147,8 +147,8 @@ def test_requests_are_no_proxy_protocol(data: bytes) -> None:
 @pytest.fixture(scope="module")
 def trusting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Path]]:
     """A server that trusts 127.0.0.1 alone, and its access log; it listens on all addresses."""
-    log = tmp_path_factory.mktemp("log") / "access.log"
-    options = {"trusted_proxies": ("127.0.0.1",), "access_log": str(log), "access_log_format": "json"}
+    log = tmp_path_factory.mktemp("log") / "access.jsonl"
+    options = {"trusted_proxies": ("127.0.0.1",), "access_log": str(log)}
     with live_server(checkpoint, tmp_path_factory.mktemp("s"), frontend=options) as live:
         yield live, log
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.images.fetch import is_public
 from tests.frontend.images.image_models import MODELS, encoded, noise
 from tests.frontend.live_server import LiveServer, live_server
@@ -82,16 +83,17 @@ def shared_vision(tmp_path_factory: pytest.TempPathFactory, host: ImageHost) -> 
     port = host.port
     names = ("images.test", "private.test", "mapped.test", "mixed.test", "metadata.test", "translated.test")
     hosts = (*(f"{name}:{port}" for name in names), "images.test", "private.test", "*.cdn.test", "127.0.0.1", "[::1]")
-    options = {
-        "image_hosts": hosts, "max_images": 4, "max_image_bytes": 1 << 20, "max_image_pixels": 1 << 22,
-        "image_timeout": 2.0, "image_memory_gib": 0.125,
-    }  # fmt: skip
+    options = {"image_hosts": hosts, "max_images": 4, "image_memory_gib": 0.125}
+    small = ImageLimits(4, max_bytes=1 << 20, max_pixels=1 << 22, seconds=2.0)
+    patch = pytest.MonkeyPatch()  # only for this server
+    patch.setattr("penstock.frontend.api.prompt_images.ImageLimits", lambda max_images: small)
     with (
         tempfile.TemporaryDirectory(prefix="pst-") as sockets,
         live_server(
             folder, Path(sockets), frontend=options, takes_images=True, max_model_len=2048, names=("vision", "gpt-5.5")
         ) as live,
     ):
+        patch.undo()
         images = live.server.service.prompts.images
         assert images is not None
         fetcher = images.reader.fetcher

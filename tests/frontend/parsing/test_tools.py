@@ -494,12 +494,6 @@ def test_a_template_without_tools(checkpoint: Path, sockets: Path) -> None:
         prompt = live.tokenizer.decode(prompt_ids(request))
         assert CALL in prompt
         assert "Rain." in prompt
-    other = sockets / "2"
-    other.mkdir()
-    with live_server(checkpoint, other, frontend={"tool_prompt": "none"}) as live:
-        error = error_of(chat(live, tools=[WEATHER]), 400)
-        assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
-        assert error["message"] == "this model's chat template does not take tools"
 
 
 def test_an_unknown_parser_is_no_option() -> None:

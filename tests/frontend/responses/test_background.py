@@ -103,24 +103,27 @@ def test_it_dies_with_its_frontend(
     with live_server(checkpoint, sockets, frontend={"data_dir": str(tmp_path)}) as live:
         live.gives([5] * 3, hangs=True)
         begun = post(live, "/v1/responses", {"input": "Hello", "background": True}).json()
-        other = live.server.service.responses
         found = get(live, f"/v1/responses/{begun['id']}").json()  # its lease is over: as if another frontend looked
         assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
-        assert other.max_count > 0
 
 
 def test_what_cannot_be_in_the_background(checkpoint: Path, sockets: Path) -> None:
-    with live_server(checkpoint, sockets, frontend={"max_resumable_bytes": 0}) as live:
-        refused = error_of(post(live, "/v1/responses", {"input": "a", "background": True}), 400)
-        assert (refused["code"], refused["param"]) == ("unsupported_parameter", "background")
+    for number, option in enumerate(("max_resumable_bytes", "max_stored_response_bytes")):
+        own = sockets / str(number)
+        own.mkdir()
+        with live_server(checkpoint, own, frontend={option: 0}) as live:
+            refused = error_of(post(live, "/v1/responses", {"input": "a", "background": True}), 400)
+            assert (refused["code"], refused["param"]) == ("unsupported_parameter", "background")
+            assert f"(--{option.replace('_', '-')})" in refused["message"]
 
 
 @pytest.fixture
-def apart(checkpoint: Path, sockets: Path, tmp_path: Path) -> Iterator[LiveServer]:
+def apart(checkpoint: Path, sockets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+    monkeypatch.setattr("penstock.frontend.api.service.MAX_STORED", 2)
     keys = tmp_path / "keys.toml"
     entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
     keys.write_text("".join(entries))
-    options = {"api_keys_file": str(keys), "data_dir": str(tmp_path / "data"), "max_stored_responses": 2}
+    options = {"api_keys_file": str(keys), "data_dir": str(tmp_path / "data")}
     with live_server(checkpoint, sockets, frontend=options) as live:
         yield live
 

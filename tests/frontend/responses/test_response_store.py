@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config import Config, ConfigError, FrontendOptions, IpcOptions
+from penstock.config import Config, ConfigError, IpcOptions
 from penstock.config.api_keys import digest
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
 from penstock.frontend.storage import own_file
@@ -221,7 +221,7 @@ async def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, monkeypatch
 
 
 def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--response-store"):
+    with pytest.raises(ConfigError, match="stored responses"):
         ResponseStore(OwnFile(str(tmp_path / "none" / "file")), 10, 1000)
     (tmp_path / "text").write_text("this is no database" * 100)
     with pytest.raises(ConfigError, match="not a database"):
@@ -232,7 +232,6 @@ def test_where_the_file_is(tmp_path: Path) -> None:
     beside = Config(ipc=IpcOptions(frontend_address=f"ipc://{tmp_path}/frontends.sock"))
     assert store_path(beside) == str(tmp_path / "responses.sqlite")
     assert store_path(Config(ipc=IpcOptions(frontend_address="tcp://scheduler:5551"))) == ":memory:"
-    assert store_path(Config(frontend=FrontendOptions(response_store="/data/r"))) == "/data/r"
 
 
 def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
@@ -250,9 +249,8 @@ def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path
         assert post(live, "/v1/responses", body, **mine).status == 200
 
 
-@pytest.mark.parametrize("option", ["response_store", "data_dir"])
-def test_responses_are_there_after_a_restart(option: str, checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
-    options = {option: str(tmp_path / "kept")}
+def test_responses_are_there_after_a_restart(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    options = {"data_dir": str(tmp_path / "kept")}
     with live_server(checkpoint, sockets, frontend=options) as live:
         found = post(live, "/v1/responses", {"input": "Hello"}).json()
     with live_server(checkpoint, sockets, frontend=options) as live:

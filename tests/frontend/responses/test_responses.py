@@ -27,9 +27,10 @@ WEATHER: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def response_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder, options = tmp_path_factory.mktemp("responses"), {"max_stored_responses": 4}
-    with made_server(folder, chat_template=TEMPLATE, frontend=options) as live:
-        yield live
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.frontend.api.service.MAX_STORED", 4)
+        with made_server(tmp_path_factory.mktemp("responses"), chat_template=TEMPLATE) as live:
+            yield live
 
 
 @pytest.fixture

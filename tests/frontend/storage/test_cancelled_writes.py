@@ -51,7 +51,7 @@ async def database(tmp_path: Path) -> AsyncIterator[LockedDatabase]:
 
 @pytest.fixture
 def files(database: LockedDatabase) -> FileStore:
-    return FileStore(database, Limits(1 << 20, 10, 1 << 30))
+    return FileStore(database, Limits(1 << 30, 1 << 20, 10))
 
 
 async def cancel_while_it_waits(database: LockedDatabase, work: Any) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from penstock.config.api_keys import digest
 from penstock.frontend.errors import MalformedBody
 from penstock.frontend.files.handlers import files_of
 from penstock.frontend.files.multipart import FormReader, _parameter
-from penstock.frontend.files.store import PIECE_BYTES, NewFile
+from penstock.frontend.files.store import PIECE_BYTES, Limits, NewFile
 from tests.frontend.http_client import Response, error_of, get, send
 from tests.frontend.live_server import LiveServer, live_server
 
 KEYS = "".join(f'[[keys]]\nid = "{name}"\nsha256 = "{digest(name).hex()}"\n' for name in ("ann", "bob"))
-LIMITS = {"max_file_bytes": 1 << 20, "max_files": 3, "max_files_bytes": 2 << 20}
+LIMITS = {"max_file_bytes": 1 << 20, "max_files": 3}
 CONTENT = b"\r\n--not the end\r\n" * 1000
 
 
@@ -30,9 +31,11 @@ CONTENT = b"\r\n--not the end\r\n" * 1000
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("files")
     (folder / "keys.toml").write_text(KEYS)
-    options = {"data_dir": str(folder / "data"), "api_keys_file": str(folder / "keys.toml"), **LIMITS}
-    with live_server(checkpoint, tmp_path_factory.mktemp("s"), frontend=options) as live:
-        yield live
+    options = {"data_dir": str(folder / "data"), "api_keys_file": str(folder / "keys.toml"), "max_files_bytes": 2 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.frontend.files.handlers.Limits", partial(Limits, **LIMITS))
+        with live_server(checkpoint, tmp_path_factory.mktemp("s"), frontend=options) as live:
+            yield live
 
 
 @pytest.fixture

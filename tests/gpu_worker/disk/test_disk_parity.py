@@ -37,7 +37,7 @@ def test_another_engine_reads_what_was_written(
     folder = checkpoint(name)[0]
     alone = Engine(folder, pipeline_depth=1)
     expected = [alone.run([prompt], SAMPLING)[0][0] for prompt in PROMPTS]
-    options = {"disk_kv": str(tmp_path), "disk_kv_gib": 0.1, "host_kv_gib": host_gib, "num_pages": 60}
+    options = {"disk_kv": f"{tmp_path}:0.1", "host_kv_gib": host_gib, "num_pages": 60}
     for has_pages in (False, True):
         engine = opened(folder, **options)
         try:
@@ -62,7 +62,7 @@ def test_damaged_files_and_a_disk_that_cannot_be_written(
     folder = checkpoint("llama")[0]
     alone = Engine(folder, pipeline_depth=1)
     expected = [alone.run([prompt], SAMPLING)[0][0] for prompt in PROMPTS]
-    options = {"disk_kv": str(tmp_path), "disk_kv_gib": 0.1}
+    options = {"disk_kv": f"{tmp_path}:0.1"}
     rng, num_damaged = Random(0), 0
     for damage in range(5):
         engine = opened(folder, **options)

@@ -97,7 +97,7 @@ def test_a_disk_keeps_pages_of_each_type_apart(
 ) -> None:
     monkeypatch.setattr(disk_moves, "MIN_STORED_TOKENS", 16)
     folder = checkpoint("llama")[0]
-    options = {"disk_kv": str(tmp_path), "disk_kv_gib": 0.1, "num_pages": 60, "pipeline_depth": 1}
+    options = {"disk_kv": f"{tmp_path}:0.1", "num_pages": 60, "pipeline_depth": 1}
     expected = [Engine(folder, kv_cache_dtype=name).run([prompt], GREEDY)[0][0] for prompt in PROMPTS]
     for of_others in ("fp8_e4m3", "int4", name):  # of fp8 e4m3 and e5m2, pages have as many bytes as of int8
         engine = Engine(folder, **options, kv_cache_dtype=of_others)

@@ -75,7 +75,7 @@ class Peer:
         self._worker = b""
         config: Config = msgspec.structs.replace(
             make_config(folder, **options),
-            ipc=IpcOptions(worker_address=address, heartbeat_interval=0.05, heartbeat_timeout=heartbeat_timeout),
+            ipc=IpcOptions(worker_address=address, max_heartbeat_interval=0.05, heartbeat_timeout=heartbeat_timeout),
         )
         descriptor = process.pass_config(config)
         ready_read, ready_write = os.pipe()

@@ -79,7 +79,7 @@ def test_rows_begin_with_nothing_or_with_a_snapshot() -> None:
     [
         ("--speculative-config", {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}),
         ("--host-kv-gib", {"host_kv_gib": 1.0}),
-        ("--disk-kv", {"disk_kv": "somewhere", "disk_kv_gib": 1.0}),
+        ("--disk-kv", {"disk_kv": "somewhere:1"}),
         ("--role", {"role": ("both",)}),
     ],
 )

@@ -1,12 +1,16 @@
 """`penstock simulate`, as people type it."""
 
 import json
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import SHAPES, shape_folder
+from penstock.lab.commands import plan
 from penstock.lab.commands.simulate import main
 from penstock.lab.simulation.arrivals import Bursts, Shape, draw, write
 from penstock.lab.simulation.device import Timing
@@ -32,14 +36,14 @@ def test_the_same_seed_gives_the_same_figures(capsys: pytest.CaptureFixture[str]
 def test_configurations_are_compared_on_the_same_load(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(
         capsys, *SMALL, "--page-size", "32", "--config", "all:", "--config", "one: --max-num-seqs 1 --queue-patience 0",
-        "--config", "--pipeline-depth 0", "--ttft", "300",
+        "--config", "--batching static", "--ttft", "300",
     )  # fmt: skip
-    assert list(found["configs"]) == ["all", "one", "--pipeline-depth 0"]
-    everyone, one, direct = found["configs"].values()
+    assert list(found["configs"]) == ["all", "one", "--batching static"]
+    everyone, one, batched = found["configs"].values()
     assert everyone["ttft_ms"]["p99"] < one["ttft_ms"]["p99"]
     assert everyone["goodput"] > one["goodput"]
-    assert everyone["tpot_ms"]["p50"] < direct["tpot_ms"]["p50"]
-    assert everyone["num_output_tokens"] == one["num_output_tokens"] == direct["num_output_tokens"]
+    assert everyone["ttft_ms"]["p99"] < batched["ttft_ms"]["p99"]
+    assert everyone["num_output_tokens"] == one["num_output_tokens"] == batched["num_output_tokens"]
 
 
 def test_prefixes_keys_and_bursts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +68,17 @@ def test_a_table_a_plot_and_the_load_itself(tmp_path: Path, capsys: pytest.Captu
     assert plots[0].read_bytes() == plots[1].read_bytes()
     assert "time to first token" in plots[0].read_text()
     assert plots[2].read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("command", [main, plan.main])
+def test_without_matplotlib_a_plot_names_the_extra_that_brings_it(
+    command: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    extras = tomllib.loads((SHAPES.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(requirement.startswith("matplotlib") for requirement in extras["plan"])
+    assert command([*MODEL, "--plot", "plot.svg"]) == 2
+    assert "--plot needs matplotlib: pip install 'penstock-llm[plan]'" in capsys.readouterr().err
 
 
 def test_a_step_trace_is_a_machine_and_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

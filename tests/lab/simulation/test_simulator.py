@@ -168,10 +168,8 @@ OPTIONS = st.fixed_dictionaries(
         "scheduling_policy": st.sampled_from(sorted(POLICIES)),
         "max_num_queued_seqs": st.sampled_from([3, 4096]),
         "queue_patience": st.sampled_from([0.0, 0.05, 4.0]),
-        "overload_order": st.sampled_from(["oldest", "newest"]),
         "queue_timeout": st.sampled_from([0.0, 0.1]),
         "batching": st.sampled_from(sorted(KINDS)),
-        "late_requests": st.sampled_from(["demote", "refuse"]),
         "batch_wait_ms": st.sampled_from([0, 20]),
         "host_kv_gib": st.sampled_from([0.0, 2e-5]),
         "preemption": st.sampled_from(["recompute", "swap", "auto"]),
@@ -245,8 +243,10 @@ def test_fair_shares_and_batches_go_together() -> None:
 
 def test_requests_that_cannot_meet_their_targets_are_refused_if_that_is_configured() -> None:
     load = [Arrival(time=0.02 * i, input_len=200, output_len=100, ttft_ms=60.0) for i in range(100)]
-    options: dict[str, Any] = {"max_num_seqs": 4, "queue_patience": 0.0, "scheduling_policy": "deadline"}
-    demoted, refused = (simulator(load, late_requests=late, **options).run() for late in ("demote", "refuse"))
+    options: dict[str, Any] = {"max_num_seqs": 4, "queue_patience": 0.0}
+    demoted, refused = (
+        simulator(load, scheduling_policy=name, **options).run() for name in ("deadline", "deadline-refuse")
+    )
     errors = {outcome.error for outcome in refused.outcomes}
     assert len(errors) == 2
     assert {outcome.error for outcome in demoted.outcomes} == {""}

@@ -1,7 +1,6 @@
 """Batching kinds: who begins together, when, and what happens to a batch whose members come and go."""
 
 from math import inf
-from random import Random
 
 import pytest
 
@@ -58,7 +57,7 @@ def test_a_static_batch_runs_until_its_longest_ends() -> None:
 
 
 def test_a_static_batch_is_what_waits_and_others_wait_for_the_next() -> None:
-    driver = make_driver("static", batch_size=3)
+    driver = make_driver("static", max_num_seqs=3)
     driver.add(make_request("a", range(5), 4))
     driver.step()
     for name in "bcde":
@@ -82,7 +81,7 @@ def test_a_batch_that_the_budget_of_a_step_cuts_fills_in_the_next_steps() -> Non
 
 
 def test_a_dynamic_batch_begins_when_it_is_full() -> None:
-    driver = make_driver("dynamic", batch_size=3, batch_wait_ms=50)
+    driver = make_driver("dynamic", max_num_seqs=3, batch_wait_ms=50)
     for name in "ab":
         driver.add(make_request(name, range(5), 2))
         assert driver.schedule() is None
@@ -109,7 +108,7 @@ def test_a_dynamic_batch_begins_when_its_first_request_has_waited_long_enough() 
 
 
 def test_whoever_waited_while_a_batch_ran_does_not_wait_again() -> None:
-    driver = make_driver("dynamic", batch_size=2, batch_wait_ms=1000)
+    driver = make_driver("dynamic", max_num_seqs=2, batch_wait_ms=1000)
     for name in "abc":
         driver.add(make_request(name, range(5), 4))
     while ("b", 0) not in driver.finished:
@@ -271,7 +270,7 @@ def test_every_sequence_has_its_solo_output(kind: BatchingName, first_seed: int)
     """Aborts, deaths, restarts, lags and preemptions, with the state checked after each."""
     for seed in range(first_seed, first_seed + 20):
         try:
-            random_trace(seed, batching=kind, batch_size=Random(seed).choice([0, 2, 5]), batch_wait_ms=20)
+            random_trace(seed, batching=kind, batch_wait_ms=20)
         except BaseException as error:
             error.add_note(f"trace of seed {seed}")
             raise

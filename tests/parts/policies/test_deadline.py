@@ -31,14 +31,14 @@ class Timed(Driver):
         ms_per_token: float = 1.0,
         max_num_seqs: int = 4,
         num_pages: int = 400,
-        late: str = "demote",
+        policy: str = "deadline",
         **options: Any,
     ) -> None:
         limits = make_limits(
             num_pages=num_pages, page_size=16, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, max_model_len=2048
         )
-        fixed: dict[str, Any] = {"pipeline_depth": 0, "enable_prefix_caching": False, "late_requests": late}
-        super().__init__(limits, **{"scheduling_policy": "deadline"} | fixed | options)
+        fixed: dict[str, Any] = {"pipeline_depth": 0, "enable_prefix_caching": False}
+        super().__init__(limits, **{"scheduling_policy": policy} | fixed | options)
         self.ms_per_step, self.ms_per_row, self.ms_per_token = ms_per_step, ms_per_row, ms_per_token
         self.first_at: dict[str, float] = {}
         self.last_at: dict[str, float] = {}
@@ -99,15 +99,15 @@ def test_nobody_with_targets_gives_its_row_to_another() -> None:
     assert preempted(driver) == []
 
 
-@pytest.mark.parametrize("late", ["demote", "refuse"])
-def test_a_request_that_is_late_already(late: str) -> None:
+@pytest.mark.parametrize("policy", ["deadline", "deadline-refuse"])
+def test_a_request_that_is_late_already(policy: str) -> None:
     """It needs 210 ms, and has 150."""
-    driver = Timed(max_num_seqs=1, late=late).learn()
+    driver = Timed(max_num_seqs=1, policy=policy).learn()
     add(driver, "runs", length=100, ttft_left=5.0)
     driver.step()
     request = make_request("late", [5] * 200, 5, ttft_left=0.15)
     refusal = driver.add(request)
-    if late == "refuse":
+    if policy == "deadline-refuse":
         assert refusal is not None
         assert refusal.code == "unattainable", "even alone it would take longer"
         assert "within 150 ms, and takes 2" in refusal.reason
@@ -122,9 +122,9 @@ def test_a_request_that_is_late_already(late: str) -> None:
     assert "fine" not in driver.late
 
 
-@pytest.mark.parametrize("late", ["demote", "refuse"])
-def test_a_request_that_becomes_late_while_it_waits(late: str) -> None:
-    driver = Timed(max_num_seqs=1, late=late).learn()
+@pytest.mark.parametrize("policy", ["deadline", "deadline-refuse"])
+def test_a_request_that_becomes_late_while_it_waits(policy: str) -> None:
+    driver = Timed(max_num_seqs=1, policy=policy).learn()
     add(driver, "runs", length=100, ttft_left=5.0)  # for about a second
     driver.step()
     add(driver, "late", num_tokens=100, ttft_left=0.5)
@@ -132,7 +132,7 @@ def test_a_request_that_becomes_late_while_it_waits(late: str) -> None:
         driver.step()
     assert 0.3 < driver.now - driver.first_at["runs"] < 0.42, "100 ms for the prompt, and a step or two"
     driver.run()
-    if late == "refuse":
+    if policy == "deadline-refuse":
         delta = driver.finished["late", 0]
         assert delta.error_code == "late"
         assert "the first token is due in" in delta.error
@@ -144,7 +144,7 @@ def test_a_request_that_becomes_late_while_it_waits(late: str) -> None:
 
 
 def test_a_pace_that_no_step_can_keep_is_unattainable() -> None:
-    driver = Timed(late="refuse").learn()
+    driver = Timed(policy="deadline-refuse").learn()
     refusal = driver.add(make_request("fast", range(20), 5, tpot=0.005))
     assert refusal is not None
     assert refusal.code == "unattainable"
@@ -153,7 +153,7 @@ def test_a_pace_that_no_step_can_keep_is_unattainable() -> None:
 
 
 def test_before_anything_is_known_nobody_is_refused() -> None:
-    driver = Timed(late="refuse")
+    driver = Timed(policy="deadline-refuse")
     assert driver.add(make_request("a", range(20), 5, ttft_left=0.001, tpot=0.001)) is None
 
 
@@ -222,13 +222,13 @@ def with_targets(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static", "dynamic", "length-aware"])
-@pytest.mark.parametrize("late", ["demote", "refuse"])
-def test_every_sequence_has_its_solo_output_or_was_refused(late: str, batching: str) -> None:
+@pytest.mark.parametrize("policy", ["deadline", "deadline-refuse"])
+def test_every_sequence_has_its_solo_output_or_was_refused(policy: str, batching: str) -> None:
     """Aborts, deaths, restarts, lags and preemptions, with the state checked after each."""
     num_refused = num_demoted = 0
-    options: dict[str, Any] = {"scheduling_policy": "deadline", "late_requests": late, "batching": batching}
+    options: dict[str, Any] = {"scheduling_policy": policy, "batching": batching}
     for seed in range(12):
         driver = random_trace(seed, make_requests=with_targets, seconds_per_call=0.01, **options)
         num_refused += sum(delta.error_code == "late" for delta in driver.finished.values())
         num_demoted += len(driver.late)
-    assert (num_refused > 0, num_demoted > 0) == (late == "refuse", late == "demote")
+    assert (num_refused > 0, num_demoted > 0) == (policy == "deadline-refuse", policy == "deadline")

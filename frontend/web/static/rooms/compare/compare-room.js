@@ -8,7 +8,7 @@ import { drawBars, drawCurves, drawTimeline } from "./plots.js";
 const MOST = 8;
 const START = [["defaults", ""], ["few rows", "--max-num-seqs 8"]];
 const EXAMPLES = [
-  ["Policy", "--scheduling-policy sjf"], ["Batching", "--batching static --batch-size 16"],
+  ["Policy", "--scheduling-policy sjf"], ["Batching", "--batching static --max-num-seqs 16"],
   ["Budget", "--max-num-batched-tokens 512"], ["Rows", "--max-num-seqs 16"], ["Prefill pace", "--max-prefill-ms 50"],
 ];
 const ms = (value) => (value === undefined ? "–" : `${short(value)} ms`);

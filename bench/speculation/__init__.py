@@ -1,1 +1,0 @@
-"""What guessing tokens is worth."""
