@@ -13,4 +13,7 @@ def slow_kernels(device: str, kernels: str) -> str:
     """
     if kernels != "torch" or not device.startswith("cpu"):
         return ""
-    return f"torch's kernels compute on this CPU, up to {FACTOR} times slower than native ones: see `penstock doctor`"
+    return (
+        f"torch's kernels compute on this CPU, up to {FACTOR} times slower than native ones: --cpu-kernels chooses, "
+        "and `penstock doctor` says whether there are native ones"
+    )

@@ -11,6 +11,7 @@ import structlog
 import zmq
 
 from penstock.config import Config, ConfigError, channel_keys
+from penstock.config.parts import with_parts
 from penstock.config.ranks import Rank
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.faults import with_faults
@@ -62,7 +63,8 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
         return EXIT_FAILED
     code: int | str | None = EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, rank.name, Codec(ToWorker), keys)
+    codec: Codec[ToWorker] = Codec(with_parts(ToWorker, "TO_WORKER"))
+    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, rank.name, codec, keys)
     try:
         parent.tell(Word.READY)
         runner, plans = with_faults(*_staged(started, channel))
@@ -90,8 +92,8 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             started.stage.close()
         started.runner.drop_graphs()
         has_left = started.ranks.close()
-        if started.handover is not None:
-            started.handover.close()
+        for part in started.parts:
+            part.close()
         if profiler is not None:
             profiler.close()
         if not has_left:

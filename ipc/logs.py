@@ -233,7 +233,8 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.Except
 
 
 def _console_renderer() -> structlog.typing.Processor:
-    return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    has_colors = os.isatty(2) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return structlog.dev.ConsoleRenderer(colors=has_colors, exception_formatter=structlog.dev.plain_traceback)
 
 
 def refuse(reason: str) -> None:

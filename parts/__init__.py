@@ -17,6 +17,7 @@ NAMES = (
     "disk",
     "images",
     "handover",
+    "pooling",
     "experts",
     "policies",
     "batching",

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.config import Config, ConfigError
 from penstock.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
+from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
@@ -28,6 +29,7 @@ from penstock.ipc.messages import (
     StepPlan,
     StepResult,
 )
+from penstock.ipc.overrides import calls, overriding
 
 OWNER = b"in process"
 
@@ -61,19 +63,26 @@ class InProcessEngine:
                 "and `AsyncLLM` start several"
             )
         started = start(config)
-        self.runner, self.hello, self._parts = started.runner, started.hello, started.parts
-        self._orders = {kind: part for part in self._parts for kind in part.orders}
+        self.runner, self.hello = started.runner, started.hello
+        self.use(started.parts)
         self.start_seconds = time.perf_counter() - began
         self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_added = 0
-        for part in self._parts:
+        for part in self.parts:
             part.begin()
         self._exchange([], seconds=_BEGIN_SECONDS)
 
+    def use(self, parts: Sequence[WorkerPart]) -> None:
+        """Let the worker do this beside its steps, as its loop does."""
+        self.parts = parts
+        self._orders = {kind: part for part in parts for kind in part.orders}
+        self._ends_step, self._takes_done = (calls(WorkerPart, parts, name) for name in ("end_step", "take_done"))
+        self._busy, self._due = (overriding(WorkerPart, parts, name) for name in ("is_busy", "is_due"))
+
     def close(self) -> None:
         """Release what this engine holds exclusively, apart from memory."""
-        for part in self._parts:
+        for part in self.parts:
             part.close()
 
     @property
@@ -121,6 +130,8 @@ class InProcessEngine:
             return Step(deltas)
         plan, launched = self._pending.popleft()
         result = launched.result()
+        for end_step in self._ends_step:
+            end_step(result)
         for batch in scheduler.process(result, time.monotonic()).values():
             deltas += deltas_of(batch)
         if not self.has_work and scheduler.parts.num_unfinished:
@@ -138,7 +149,7 @@ class InProcessEngine:
     @property
     def seconds_to_wait(self) -> float | None:
         """How long there will be nothing to compute, unless something else happens; None: for ever."""
-        if self.has_work and any(part.is_busy for part in self._parts):
+        if self.has_work and self._is_busy:
             return 0.0  # nobody says when they are done: `step` looks
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
@@ -167,26 +178,30 @@ class InProcessEngine:
         """
         self._order(before_plan=False)
         until = time.monotonic() + seconds
-        while not (answers := self._answers()) and self._are_busy and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
+        while not (answers := self._answers()) and self._is_busy and time.monotonic() < until:
+            if not any(part.is_due for part in self._due):
+                time.sleep(_LOOK_SECONDS)
         for answer in answers:
             if type(answer) in self.scheduler.parts.answered:
                 for ended in self.scheduler.answered(answer).values():
                     deltas += ended
         return bool(answers)
 
+    def have_done(self, order: Message) -> None:
+        """Have the worker do what the scheduler has not asked for, and wait until it is done; answers are dropped."""
+        self._orders[type(order)].order(order)
+        while not self._answers() and self._is_busy:
+            time.sleep(_LOOK_SECONDS)
+
     @property
-    def _are_busy(self) -> bool:
-        return any(part.is_busy or part.is_due for part in self._parts)
+    def _is_busy(self) -> bool:
+        """Whether the worker does something beside its steps."""
+        return any(part.is_busy for part in self._busy)
 
     def _answers(self) -> list[Message]:
         """What the worker's parts have done; those whose work uses the device get a turn."""
-        answers: list[Message] = []
-        for part in self._parts:
-            if part.is_due and (answer := part.work(None)) is not None:
-                answers.append(answer)
-            answers += part.take_done()
-        return answers
+        worked = [part.work(None) for part in self._due if part.is_due]
+        return [*filter(None, worked), *chain.from_iterable(take_done() for take_done in self._takes_done)]
 
     def _finish(self) -> None:
         """Let parts do what they do when there is no other work: the caller may end now."""

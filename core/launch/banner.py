@@ -128,7 +128,8 @@ class Banner:
         )
         self._field("device", f"{escape(engine.device)}, {engine.dtype}, kernels: {engine.kernels}")
         if slow := slow_kernels(engine.device, engine.kernels):
-            log.warning("slow kernels", reason=slow)
+            if self._console is None:
+                log.warning("slow kernels", reason=slow)
             self._field("", f"[yellow]{escape(slow)}[/yellow]")
         if engine.kernels == "transformers":
             self._field("", "Computed by transformers' own code: slower than the models that Penstock implements")

@@ -72,6 +72,7 @@ class Spare:
         self._module = module
         self._config = config
         self._running: asyncio.subprocess.Process | None = None
+        self._ending: set[int] = set()
         self._turn: socket.socket | None = None
         self._pipe: ChildPipe | None = None
         self._imported = asyncio.Event()
@@ -94,8 +95,8 @@ class Spare:
 
     @property
     def pids(self) -> set[int]:
-        """The spare's process id, if there is one."""
-        return set() if self._running is None else {self._running.pid}
+        """The process ids of the spare, if there is one, and of those that are waited for."""
+        return self._ending if self._running is None else self._ending | {self._running.pid}
 
     async def fork(
         self, name: str, config: Config, arguments: Sequence[str], descriptor: int, started: "asyncio.Future[int]"
@@ -192,10 +193,14 @@ class Spare:
         if pipe is not None:
             pipe.close()
         if running is not None:
+            self._ending.add(running.pid)
             if running.returncode is None:
                 with suppress(ProcessLookupError):
                     os.kill(running.pid, signal.SIGKILL)  # works even if it is stopped
-            await running.wait()
+            try:
+                await running.wait()
+            finally:
+                self._ending.discard(running.pid)
         if turn is not None:
             turn.close()
 

@@ -27,9 +27,11 @@ from penstock.frontend.grammars.json_schema import (
     check_pattern,
     check_repetitions,
     check_schema,
+    schemas_of,
 )
 from penstock.frontend.grammars.json_superset import notes_of, superset_of
 from penstock.frontend.grammars.json_values import bound_anything
+from penstock.frontend.patterns import within_json
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process
 from penstock.models.finding.registry import open_checkpoint
@@ -201,7 +203,7 @@ def _compiled(
 
     try:
         options: Any = {**_LENIENT, **blanks}
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(_as_told(schema), overrides=options)
         matcher = make_matcher(vocabulary, grammar)
     except (MemoryError, RecursionError):
         raise
@@ -215,6 +217,17 @@ def _compiled(
         return "", str(error)
     notes_of(map(str, matcher.get_grammar_warnings()), note)
     return grammar, ""
+
+
+def _as_told(schema: Schema) -> str:
+    """A schema's JSON as the library is told it, with its patterns in the library's dialect."""
+    told = msgspec.json.decode(msgspec.json.encode(schema))
+    for part in schemas_of(told):
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = within_json(part["pattern"])
+        if isinstance(part.get("patternProperties"), dict):
+            part["patternProperties"] = {within_json(name): of for name, of in part["patternProperties"].items()}
+    return msgspec.json.encode(told).decode()
 
 
 class _Allocated(ctypes.Structure):
@@ -270,7 +283,7 @@ def _schema_rule(reading: _Reading, schema: Any, blanks: dict[str, str | bool]) 
     if schema is True:
         schema = {}
     _superset(reading, schema, blanks)
-    return f"%json {msgspec.json.encode({**schema, 'x-guidance': {**_LENIENT, **blanks}}).decode()}"
+    return f"%json {_as_told({**schema, 'x-guidance': {**_LENIENT, **blanks}})}"
 
 
 def _text_rule(reading: _Reading, name: str, pattern: str, end: str, without: str, instead: str) -> str:

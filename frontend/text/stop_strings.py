@@ -1,53 +1,69 @@
 """Finds stop strings in a stream of text pieces, however the text is cut."""
 
-from collections import deque
+from array import array
+
+_CHARACTER_BITS = 21
+"""Bits of a character's number."""
+_NO_CHARACTER = (1 << _CHARACTER_BITS) - 1
 
 
 class StopStrings:
     """The automaton of Aho and Corasick over a request's stop strings; all its sequences share it.
 
-    A state stands for the longest end of the text so far that is a beginning of a stop string. So a character costs the
-    same however many stop strings there are.
+    A state stands for the longest end of the text so far that is a beginning of a stop string; state 0 is the empty
+    one. So a character costs the same however many stop strings there are. States are numbered along each stop string:
+    a step nearly always leads to the next number, and is one number in memory, because a request that waits for hours
+    holds all of them.
     """
 
-    __slots__ = ("begins", "depths", "failures", "found", "include_stop", "steps")
+    __slots__ = ("_branches", "_failures", "_found", "_stops", "_straight", "begins", "depths", "include_stop")
 
     def __init__(self, stops: tuple[str, ...], *, include_stop: bool = False) -> None:
         self.include_stop = include_stop
-        self.steps: list[dict[str, int]] = [{}]  # from each state, by the next character; state 0 is the beginning
-        self.depths = [0]  # the number of characters that each state stands for
-        self.found = [""]  # the longest stop string that ends in each state
-        for stop in stops:
-            self._add(stop)
-        self.failures = [0] * len(self.steps)  # the state of the longest end that another stop string begins with
-        self._link()
-        self.begins = frozenset(self.steps[0])
+        self.begins = frozenset(stop[0] for stop in stops)
+        self.depths = array("I", [0])  # the number of characters that each state stands for
+        self._stops = ("", *stops)
+        self._straight = array("I", [_NO_CHARACTER])  # the character with which a state becomes the next one
+        self._branches: dict[int, int] = {}  # by state and character: all other steps
+        self._found = array("I", [0])  # the longest stop string that ends in each state, by its place among them
+        parents, characters = array("I", [0]), array("I", [0])
+        for place, stop in enumerate(self._stops):
+            state = 0
+            for character in map(ord, stop):
+                following = self._step(state, character)
+                if not following:
+                    following = len(self.depths)
+                    if following == state + 1:
+                        self._straight[state] = character
+                    else:
+                        self._branches[state << _CHARACTER_BITS | character] = following
+                    self.depths.append(self.depths[state] + 1)
+                    self._straight.append(_NO_CHARACTER)
+                    self._found.append(0)
+                    parents.append(state)
+                    characters.append(character)
+                state = following
+            self._found[state] = place
+        self._failures = array("I", bytes(4 * len(parents)))  # the longest end that another stop string begins with
+        for state in sorted(range(1, len(parents)), key=self.depths.__getitem__):
+            if parent := parents[state]:
+                failure = self._failures[state] = self.after(self._failures[parent], characters[state])
+                self._found[state] = self._found[state] or self._found[failure]
 
-    def _add(self, stop: str) -> None:
-        state = 0
-        for character in stop:
-            following = self.steps[state].get(character)
-            if following is None:
-                following = self.steps[state][character] = len(self.steps)
-                self.steps.append({})
-                self.depths.append(self.depths[state] + 1)
-                self.found.append("")
-            state = following
-        self.found[state] = stop
+    def _step(self, state: int, character: int) -> int:
+        if self._straight[state] == character:
+            return state + 1
+        return self._branches.get(state << _CHARACTER_BITS | character, 0)
 
-    def _link(self) -> None:
-        """Set the failures, of short states first."""
-        steps, failures, found = self.steps, self.failures, self.found
-        waiting = deque(steps[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for character, following in steps[state].items():
-                failure = failures[state]
-                while failure and character not in steps[failure]:
-                    failure = failures[failure]
-                failure = failures[following] = steps[failure].get(character, 0)
-                found[following] = found[following] or found[failure]
-                waiting.append(following)
+    def after(self, state: int, character: int) -> int:
+        """The state that a state becomes with a character, given by its number."""
+        while not (following := self._step(state, character)) and state:
+            state = self._failures[state]
+        return following
+
+    def found(self, state: int) -> str:
+        """The longest stop string that ends in a state; empty if there is none."""
+        return self._stops[self._found[state]]
 
 
 class StopMatcher:
@@ -72,14 +88,10 @@ class StopMatcher:
         stops, state = self._stops, self._state
         if not state and stops.begins.isdisjoint(text):
             return text, None
-        steps, failures, found = stops.steps, stops.failures, stops.found
         known = self._held + text
         for position in range(len(self._held), len(known)):
-            character = known[position]
-            while state and character not in steps[state]:
-                state = failures[state]
-            state = steps[state].get(character, 0)
-            if stop := found[state]:
+            state = stops.after(state, ord(known[position]))
+            if stop := stops.found(state):
                 self._held, self._state = "", 0
                 end = position + 1
                 return known[: end if stops.include_stop else end - len(stop)], stop

@@ -11,6 +11,7 @@ from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.experts.held_experts import HeldExperts
 from penstock.kernels.native.program.program import ProgramStep
+from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ class WholeStep(NamedTuple):
     """Steps with more tokens go through `Model.forward`."""
     program: ProgramStep | None = None
     """The native CPU kernels' step, if it computes the whole model."""
+
+
+def draws_tokens(config: ModelConfig) -> bool:
+    """Whether a model has logits: all have but the stages of a pipeline before the last one."""
+    return not isinstance(config, Decoder) or config.has_head
 
 
 NO_EXPERTS: Mapping[int, HeldExperts] = {}

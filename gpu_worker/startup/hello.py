@@ -7,7 +7,7 @@ from penstock.config import Config
 from penstock.config.ranks import Rank
 from penstock.gpu_worker.startup.identity import arithmetic
 from penstock.gpu_worker.startup.loaded import Loaded
-from penstock.gpu_worker.startup.pool import EMBEDDING_BYTES, PoolPlan
+from penstock.gpu_worker.startup.pool import PoolPlan
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import kv_name, page_bytes, window_groups
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
@@ -16,7 +16,7 @@ from penstock.models.shards.experts import placement_digest
 
 
 def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pages: HostPages | None) -> WorkerHello:
-    """The worker's hello, but for its disk tier and its handover, which are opened with it."""
+    """The worker's hello, but for what its parts add."""
     scheduler, model, part, place = config.scheduler, loaded.model, loaded.part, loaded.ranks.place
     classes, speculative = model.config.prompt_classes, loaded.speculative
     return WorkerHello(
@@ -50,20 +50,8 @@ def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pa
         placement=placement_digest(part),
         num_snapshots=plan.num_snapshots,
         state_bytes=part.state_bytes,
-        **_of_images(loaded),
         **_of_host_tier(config, host_pages),
     )
-
-
-def _of_images(loaded: Loaded) -> dict[str, Any]:
-    tower = loaded.tower
-    if tower is None:
-        return {}
-    return {
-        "max_embedding_bytes": EMBEDDING_BYTES,
-        "embedding_bytes": tower.embedding_bytes,
-        "images_are_whole": tower.vision.is_whole,
-    }
 
 
 def _of_host_tier(config: Config, host_pages: HostPages | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The first part of a start: a device, and the weights on it."""
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -16,7 +16,7 @@ from penstock.gpu_worker.drafting.registry import prepare_drafter
 from penstock.gpu_worker.drafting.target import Passes, Prepared, Target
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.models.loading.stored import BytesRead
-from penstock.gpu_worker.models.model import Model, SeesImages
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.parallel.open import open_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.identity import reading_weights
@@ -32,9 +32,6 @@ from penstock.models.finding.registry import open_model
 from penstock.models.kv_formats import kv_format_of
 from penstock.models.shards.rank_part import rank_part
 from penstock.models.state_limits import check_states
-
-if TYPE_CHECKING:
-    from penstock.gpu_worker.models.vision.tower import Tower
 
 log = structlog.get_logger()
 
@@ -56,11 +53,6 @@ class Loaded(NamedTuple):
     bytes_read: int  # of the checkpoint's tensors
     seconds: float
     ledger: MemoryLedger
-
-    @property
-    def tower(self) -> "Tower | None":
-        """What makes embeddings of images, if the model takes any."""
-        return self.model.tower if isinstance(self.model, SeesImages) else None
 
 
 def load(config: Config, rank: Rank) -> Loaded:

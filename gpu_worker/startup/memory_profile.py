@@ -13,7 +13,7 @@ from penstock.config.speculative import speculative_config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.drafting.target import Computed
 from penstock.gpu_worker.models.latent_attention import scratch_numbers
-from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.model import Model, draws_tokens
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.state.state_slots import state_slots
@@ -21,7 +21,6 @@ from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
 from penstock.gpu_worker.steps.mixed_graphs import MOST_GRAPH_TOKENS
 from penstock.kernels.sampling.sampling import SamplingNeeds, sample
-from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
 
 
@@ -113,7 +112,7 @@ def _run_largest_batch(
     inputs, _ = make_inputs(batch, state, device, page_size)
     states = state_slots(model.config, num_rows, device.torch_device)
     hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
-    if not draws or (isinstance(model.config, Decoder) and not model.config.has_head):
+    if not draws or not draws_tokens(model.config):
         return
     speculative = speculative_config(config.worker.speculative_config)
     most_drafts = 0 if speculative is None else speculative.num_speculative_tokens

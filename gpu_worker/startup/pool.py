@@ -6,9 +6,10 @@ from typing import NamedTuple
 import structlog
 
 from penstock.config import Config
+from penstock.config.parts import brought
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
-from penstock.gpu_worker.startup.disk_tier import staging_bytes
+from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.loaded import Loaded
 from penstock.gpu_worker.startup.memory_profile import Budget, pool_budget
 from penstock.gpu_worker.state.host_pages import HostPages, NoHostMemoryError
@@ -20,8 +21,7 @@ from penstock.models.state_limits import num_snapshots
 log = structlog.get_logger()
 
 _GIB = 1 << 30
-EMBEDDING_BYTES = 512 << 20
-"""Bytes of all image embeddings that are kept at a time."""
+_MAX_STAGING = 1 << 30
 
 
 class PoolPlan(NamedTuple):
@@ -50,9 +50,9 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     groups = page_groups(loaded.model.config, scheduler.page_size)
     takes_snapshots = loaded.part.state_bytes > 0 and len(groups) == 1 and scheduler.enable_prefix_caching
     if device.torch_device.type == "cuda":
-        budget -= 0 if loaded.tower is None else EMBEDDING_BYTES
+        budget -= sum(kind.device_bytes(config, loaded.model) for kind in brought("worker", WorkerPart))
         budget -= int(worker.state_snapshots_gib * _GIB) if takes_snapshots else 0
-    if (worker.host_kv_gib or worker.disk_kv) and device.lanes() is not None:
+    if (worker.host_kv_gib or _needs_host_pages(config)) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, loaded.kv_type))
     draft_page_bytes = 0 if drafter is None else drafter.page_bytes
     size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)
@@ -75,12 +75,13 @@ def make_pool(config: Config, loaded: Loaded, plan: PoolPlan, *, has_dummy_page:
 
 
 def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: int) -> HostPages | None:
-    """The host tier, if one is wanted, or else the host pages that stage a disk tier.
+    """The host tier, if one is wanted, or else host pages for the parts that need some.
 
     If there is no memory for them, serving goes on without.
     """
     num_bytes = int(config.worker.host_kv_gib * _GIB)
-    num_bytes = num_bytes or staging_bytes(config, kv.page_bytes, max_model_len)
+    if not num_bytes and _needs_host_pages(config):
+        num_bytes = _staging_bytes(config, kv.page_bytes, max_model_len)
     if not num_bytes:
         return None
     began = time.monotonic()
@@ -97,6 +98,16 @@ def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: i
         seconds=round(time.monotonic() - began, 2),
     )
     return host_pages
+
+
+def _needs_host_pages(config: Config) -> bool:
+    return any(kind.needs_host_pages(config) for kind in brought("worker", WorkerPart))
+
+
+def _staging_bytes(config: Config, page_bytes: int, max_model_len: int) -> int:
+    """The host memory through which pages pass if there is no host tier: room for one long sequence."""
+    num_pages = max(64, -(-max_model_len // config.scheduler.page_size))
+    return max(page_bytes, min(num_pages * page_bytes, _MAX_STAGING))
 
 
 def log_pool(config: Config, loaded: Loaded, plan: PoolPlan) -> None:

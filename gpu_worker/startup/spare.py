@@ -20,10 +20,12 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from types import ModuleType
 
 from setproctitle import setproctitle
 
 from penstock.config import Config
+from penstock.config.parts import brought
 from penstock.ipc import process
 from penstock.ipc.parent import Parent, Word
 
@@ -36,10 +38,10 @@ def main(argv: list[str]) -> int:
     arguments = process.options_of(argv)
     gc.disable()  # until all is imported, which stays: looking for garbage in it takes a tenth of the time
     if "--eager" not in arguments:
-        thread = threading.Thread(target=_import_worker)
+        thread = threading.Thread(target=_import_in_idle_time)
         thread.start()
         thread.join()
-    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an import error in the thread shows up here
+    worker = _import_worker()  # an import error in the thread shows up here
     supervisor = int(arguments["--parent"])
     process.inherited_config(argv, Config)  # so that this process ends with the supervisor
     process.ignore_hangup()
@@ -84,10 +86,17 @@ def _fork_worker(supervisor: int) -> bool:
     return True
 
 
-def _import_worker() -> None:
+def _import_worker() -> ModuleType:
+    """Import what a worker needs, with its parts; return its main module."""
+    worker = importlib.import_module("penstock.gpu_worker.__main__")
+    brought("worker", importlib.import_module("penstock.gpu_worker.part").WorkerPart)
+    return worker
+
+
+def _import_in_idle_time() -> None:
     with suppress(OSError):  # on systems without priorities per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    importlib.import_module("penstock.gpu_worker.__main__")
+    _import_worker()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,24 +13,23 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.config import Config, channel_keys
+from penstock.config.parts import brought
 from penstock.config.ranks import ONLY_RANK, Rank
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
-from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.drafting.guarded import guarded
-from penstock.gpu_worker.handover.handover import Handover
-from penstock.gpu_worker.models.expert_counts import ExpertCounts
 from penstock.gpu_worker.parallel.ranks import Ranks
-from penstock.gpu_worker.part import WorkerPart
-from penstock.gpu_worker.startup.disk_tier import open_disk
+from penstock.gpu_worker.part import Context, WorkerPart
 from penstock.gpu_worker.startup.hello import hello_of
 from penstock.gpu_worker.startup.loaded import Loaded, load
 from penstock.gpu_worker.startup.pool import PoolPlan, choose_pool, log_pool, make_host_pages, make_pool
 from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
-from penstock.gpu_worker.startup.warm_up import Limits, warm_up
-from penstock.gpu_worker.state.kv_pool import KVPool, PoolSize
+from penstock.gpu_worker.startup.warm_up import warm_up, warm_up_parts
+from penstock.gpu_worker.state.kv_pool import KVPool
+from penstock.gpu_worker.steps.made_up_plans import Limits
 from penstock.gpu_worker.steps.model_runner import ModelRunner
+from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import WorkerHello
 
 if TYPE_CHECKING:
@@ -45,17 +44,9 @@ class Started(NamedTuple):
     runner: ModelRunner
     hello: WorkerHello
     ranks: Ranks
-    disk: DiskMover | None = None
+    parts: list[WorkerPart]  # what it does beside its steps
     bytes_read: int = 0  # of the checkpoint's tensors
-    handover: Handover | None = None
     stage: "StageRunner | None" = None  # in a pipeline, it drives the runner
-    experts: ExpertCounts | None = None
-
-    @property
-    def parts(self) -> list[WorkerPart]:
-        """All that the worker does beside its steps."""
-        found = self.runner.grammar_store, self.runner.image_store, self.disk, self.handover, self.experts
-        return [part for part in found if part is not None]
 
 
 def start_replacement(config: Config, rank: Rank) -> Started:
@@ -85,21 +76,32 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     plan = choose_pool(config, loaded)
     runner, kv = _make_runner(config, rank, loaded, plan)
     log_pool(config, loaded, plan)
-    loaded.ledger.tell(plan.activations)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)
-    disk = None
-    if config.worker.disk_kv:
-        disk = None if runner.host_pages is None else open_disk(config, hello, plan.groups, runner.host_pages)
-        failed = ("disk",) if disk is None else ()
-        num_places = 0 if disk is None else disk.num_places
-        hello = replace(hello, num_disk_places=num_places, failed_tiers=hello.failed_tiers + failed)
-    handover = None
-    if config.parallel.role:
-        handover = Handover(config, rank, hello, kv, model, loaded.device)
-        hello = replace(hello, kv_sources=(handover.source,))
-    stage = open_stage(config, runner, ranks, loaded.device)
-    experts = ExpertCounts(model.held_experts) if model.held_experts else None
-    return Started(runner, hello, ranks, disk, loaded.bytes_read, handover, stage, experts)
+    context = Context(config, rank, hello, loaded.checkpoint, model, loaded.device, kv, runner.host_pages)
+    with ExitStack() as opened:
+        parts = _open_parts(context, opened)
+        runner.use([part for part in parts if isinstance(part, RowPart)])
+        if loaded.device.compiles_launches:
+            _warm_up(config, loaded, plan, partial(warm_up_parts, runner))
+            # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
+            gc.collect()
+            gc.freeze()
+        loaded.ledger.tell(plan.activations)
+        for part in parts:
+            hello = part.hello(hello)
+        stage = open_stage(config, runner, ranks, loaded.device)
+        opened.pop_all()
+    return Started(runner, hello, ranks, parts, loaded.bytes_read, stage)
+
+
+def _open_parts(context: Context, opened: ExitStack) -> list[WorkerPart]:
+    """The parts that this worker has; `opened` closes them if the start fails."""
+    parts = []
+    for kind in brought("worker", WorkerPart):
+        if (part := kind.of(context)) is not None:
+            opened.callback(part.close)
+            parts.append(part)
+    return parts
 
 
 def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> tuple[ModelRunner, KVPool]:
@@ -112,7 +114,7 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
         "--max-model-len",
     ):
         kv = make_pool(config, loaded, plan, has_dummy_page=graphs is not None)
-        runner = ModelRunner(loaded.model, kv, device, scheduler.max_num_seqs, size.max_model_len, loaded.checkpoint)
+        runner = ModelRunner(loaded.model, kv, device, scheduler.max_num_seqs, size.max_model_len)
         runner.host_pages = make_host_pages(config, kv, device, size.max_model_len)
         place = loaded.ranks.place
         if config.parallel.check_ranks and place.num_tensor > 1 and place.is_last_stage:
@@ -121,26 +123,17 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
             make = partial(loaded.drafter.make, size.num_pages)
             runner.draft_with(make if rank.num_ranks > 1 else partial(guarded, make))
     loaded.ledger.note("pool_and_rows")
-    if loaded.tower is not None:
-        from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
-
-        runner.image_store = EmbeddingStore(loaded.tower)
     most_drafts = 0 if loaded.speculative is None else loaded.speculative.num_speculative_tokens
     if graphs is not None:
         with _capturing("decodes"):
             runner.capture_graphs(graphs, loaded.dtype, most_drafts)
         loaded.ledger.note("graphs")
     if device.compiles_launches:
-        _warm_up(config, runner, size, loaded.part.vocab_size)
-        loaded.ledger.note("first_steps")
+        _warm_up(config, loaded, plan, partial(warm_up, runner))
     if graphs is not None:
         with _capturing("steps with prompts"):
             runner.capture_mixed_graphs(graphs, scheduler.max_num_batched_tokens, most_drafts)
         loaded.ledger.note("graphs")
-    if device.compiles_launches:
-        # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
-        gc.collect()
-        gc.freeze()
     return runner, kv
 
 
@@ -172,22 +165,22 @@ def _capturing(what: str) -> Iterator[None]:
     log.info("captured CUDA graphs", of=what, seconds=round(time.monotonic() - began, 2))
 
 
-def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: int) -> None:
-    """Compile the kernels that would otherwise make the first requests wait."""
+def _warm_up(config: Config, loaded: Loaded, plan: PoolPlan, run: Callable[[Limits], int]) -> None:
+    """Compile the kernels that would otherwise make the first requests wait; `run` returns how many steps it took."""
     scheduler = config.scheduler
     began = time.monotonic()
+    limits = Limits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=plan.size.max_model_len,
+        page_size=scheduler.page_size,
+        num_pages=plan.size.num_pages,
+        vocab_size=loaded.part.vocab_size,
+    )
     with no_memory_for(
         "the first steps", "lower --gpu-memory-utilization, --num-pages, --max-num-batched-tokens or --max-num-seqs"
     ):
-        num_steps = warm_up(
-            runner,
-            Limits(
-                max_num_seqs=scheduler.max_num_seqs,
-                max_num_batched_tokens=scheduler.max_num_batched_tokens,
-                max_model_len=size.max_model_len,
-                page_size=scheduler.page_size,
-                num_pages=size.num_pages,
-                vocab_size=vocab_size,
-            ),
-        )
-    log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
+        num_steps = run(limits)
+    if num_steps:
+        log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
+    loaded.ledger.note("first_steps")

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from penstock.gpu_worker.devices.device import Download, Int32Array, IntArray
 from penstock.gpu_worker.drafting.drafter import Drafter
-from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.guessing import Guessing
 from penstock.gpu_worker.steps.host_step import HostBatch, drawn_tokens
+from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.gpu_worker.steps.trees import DraftTree, Moves, path_table, positions_of, trees_of
 from penstock.ipc.messages import NewRow, RowError, StepPlan, StepResult
 
@@ -175,8 +175,8 @@ class DraftedStep:
 class Drafts:
     """Rows' next positions after steps with drafts. The scheduler learns them only from the steps' results."""
 
-    def __init__(self, state: RowState, num_rows: int, grammars: Grammars) -> None:
-        self._guessing = Guessing(state, grammars)
+    def __init__(self, state: RowState, num_rows: int) -> None:
+        self._guessing = Guessing(state)
         self._moves: Moves | None = None
         self._state = state
         self._next_position = np.zeros(num_rows, dtype=np.int64)
@@ -188,6 +188,10 @@ class Drafts:
         """Use this drafter from now on. Without `moves`, each tree is reduced to its chain of first children."""
         self._guessing.drafter, self._guessing.takes_trees = drafter, moves is not None
         self._moves = moves
+
+    def judge_by(self, parts: Sequence[RowPart]) -> None:
+        """Let these parts judge the guesses for their rows; they override `RowPart.extend`."""
+        self._guessing.judges = parts
 
     @property
     def is_busy(self) -> bool:

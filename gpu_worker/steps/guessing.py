@@ -1,4 +1,4 @@
-"""Guesses for the rows of a step: the drafter's, cut and extended by the rows' grammars.
+"""Guesses for the rows of a step: the drafter's, cut and extended by the parts that judge them, such as grammars.
 
     forced by the grammar | guessed, cut where the grammar forbids | forced after the guesses
 
@@ -10,33 +10,41 @@ log-probabilities are computed as usual.
 
 from collections.abc import Sequence as ListOf
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.gpu_worker.devices.device import IntArray
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array
-from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.gpu_worker.steps.trees import chain_parents, without_trees
 
 
-class Guessing:
-    """Asks the drafter for guesses, and applies the grammars of the rows that have one."""
+class _Judged(NamedTuple):
+    """The rows of a step whose guesses a part judges."""
 
-    def __init__(self, state: RowState, grammars: Grammars) -> None:
+    judge: RowPart
+    is_its: npt.NDArray[np.bool_]  # [D]
+
+
+class Guessing:
+    """Asks the drafter for guesses, and lets the parts that judge them cut and extend them."""
+
+    def __init__(self, state: RowState) -> None:
         self.drafter: Drafter | None = None
         self.takes_trees = False  # whether the model can compute trees
+        self.judges: ListOf[RowPart] = ()  # at most one of them has a row
         self._state = state
-        self._grammars = grammars
 
     def guess(self, rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:
         """Guess the tokens of D rows, and put them into the token buffers. The arguments are those of `Drafter`."""
         drafter = self.drafter
         if drafter is None:
             return Guesses(np.zeros_like(most), most[:0])
-        if self._grammars.rows and (with_grammar := self._having_grammars(rows)).any():
-            guesses = self._guess_with_grammars(drafter, rows, positions, most, with_grammar)
+        if judged := self._judged(rows):
+            guesses = self._guess_judged(drafter, rows, positions, most, judged)
         else:
             guesses = self._ask(drafter, rows, positions, most, most > 0)
             if drafter.traits.writes_tokens and self._state.mirror is None:
@@ -44,23 +52,29 @@ class Guessing:
         self._write(rows, positions, guesses)
         return guesses
 
-    def _having_grammars(self, rows: Int32Array) -> npt.NDArray[np.bool_]:
-        return np.array([self._grammars.has(row) for row in rows.tolist()])
+    def _judged(self, rows: Int32Array) -> list[_Judged]:
+        judging = [judge for judge in self.judges if judge.rows]
+        found = [_Judged(judge, np.array([row in judge.rows for row in rows.tolist()])) for judge in judging]
+        return [each for each in found if each.is_its.any()]
 
-    def _guess_with_grammars(
+    def _guess_judged(
         self,
         drafter: Drafter,
         rows: Int32Array,
         positions: Int32Array,
         most: Int32Array,
-        with_grammar: npt.NDArray[np.bool_],
+        judged: ListOf[_Judged],
     ) -> Guesses:
-        """`with_grammar`: bool[D], the rows that have a grammar to judge their guesses."""
-        if not self._grammars.can_extend:
-            return self._ask(drafter, rows, positions, most, (most > 0) & ~with_grammar)
-        judged = (with_grammar & (most > 0)).nonzero()[0]
+        """`judged`: the rows that have a judge, by judge."""
+        for judge, is_its in judged:
+            if not judge.can_extend:
+                most = np.where(is_its, 0, most)
+        judged = [each for each in judged if each.judge.can_extend]
+        if not judged:
+            return self._ask(drafter, rows, positions, most, most > 0)
         texts: list[list[int]] = [[] for _ in rows]
-        self._extend(judged, rows, most, texts)
+        for judge, is_its in judged:
+            self._extend(judge, (is_its & (most > 0)).nonzero()[0], rows, most, texts)
         forced = _guesses(texts)
         if forced.token_ids.shape[0]:
             self._write(rows, positions, forced)  # the drafter reads them
@@ -71,12 +85,14 @@ class Guessing:
         token_ids, ends = found.token_ids.tolist(), found.counts.cumsum().tolist()
         for text, count, end in zip(texts, found.counts.tolist(), ends, strict=True):
             text += token_ids[end - count : end]
-        self._extend(judged[found.counts[judged] > 0], rows, most, texts)
+        for judge, is_its in judged:
+            self._extend(judge, (is_its & (found.counts > 0)).nonzero()[0], rows, most, texts)
         guesses = _guesses(texts)
         if found.parents is None:
             return guesses
         parents = [chain_parents(len(text)) for text in texts]
-        for i in (~with_grammar).nonzero()[0].tolist():
+        is_free = ~np.any([is_its for _, is_its in judged], axis=0)
+        for i in is_free.nonzero()[0].tolist():
             parents[i] = found.parents[ends[i] - len(texts[i]) : ends[i]]
         return guesses._replace(parents=np.concatenate(parents))
 
@@ -108,13 +124,16 @@ class Guessing:
         return guesses
 
     def _takes_tree(self, row: int) -> bool:
-        return self.takes_trees and not self._state.looks_back(row) and not self._grammars.has(row)
+        is_judged = any(row in judge.rows for judge in self.judges)
+        return self.takes_trees and not self._state.looks_back(row) and not is_judged
 
-    def _extend(self, index: IntArray, rows: Int32Array, most: Int32Array, texts: list[list[int]]) -> None:
-        """Let the grammars cut and extend the guessed texts of these rows."""
+    def _extend(
+        self, judge: RowPart, index: IntArray, rows: Int32Array, most: Int32Array, texts: list[list[int]]
+    ) -> None:
+        """Let a judge cut and extend the guessed texts of its rows, those at `index`."""
         if index.shape[0]:
             guessed = [texts[i] for i in index.tolist()]
-            extended = self._grammars.extend(rows[index], guessed, most[index])
+            extended = judge.extend(rows[index], guessed, most[index])
             for i, text in zip(index.tolist(), extended, strict=True):
                 texts[i] = text
 

@@ -24,6 +24,10 @@ _TOP_BYTE = 3 if sys.byteorder == "little" else 0
 """Where the sign of an int32 is."""
 
 
+Put = Callable[[StepResult, bytes], StepResult]
+"""Returns a result with what a part of the worker has sent beside the tokens, as bytes."""
+
+
 class HostBatch(NamedTuple):
     """A plan's batch as arrays (N rows, S of them sample)."""
 
@@ -108,11 +112,10 @@ class PendingStep(Struct, frozen=True):
     row_errors: tuple[RowError, ...] = ()
     finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
     computing: Mark | None = None  # the end of its copies to and from the host, if it has any
-    forced: bytes = b""  # int32[S'], as `Grammars.take_forced` returns it
     take_copy_times: Callable[[], tuple[int, int]] | None = None
     drafter_error: str = ""
     passed: Passed | None = None
-    pooled_sizes: bytes = b""  # int32[P], sizes of the vectors at the end of the output, as in `StepResult`
+    sent: tuple[tuple[int, Put], ...] = ()  # by parts, at the end of the output: the bytes of each, and where they go
 
     @property
     def num_us_if_done(self) -> int | None:
@@ -122,8 +125,17 @@ class PendingStep(Struct, frozen=True):
     @property
     def tokens(self) -> bytes:
         """int32[S'], all drawn tokens, before wrong ones are dropped; blocks until they are there."""
-        values = b"" if self.output is None else self.output.wait()
+        values = self._values[0]
         return values[: self.sizes[0]] if self.sizes else values
+
+    @property
+    def _values(self) -> tuple[bytes, bytes]:
+        """All that has come to the host: what the step itself has sent, and what parts have sent."""
+        values = b"" if self.output is None else self.output.wait()
+        if not self.sent:
+            return values, b""
+        end = len(values) - sum(size for size, _ in self.sent)
+        return values[:end], values[end:]
 
     def is_ready(self) -> bool:
         """Whether `result` would return immediately."""
@@ -132,25 +144,19 @@ class PendingStep(Struct, frozen=True):
     def result(self) -> StepResult:
         """The step's result; blocks until the device has computed it."""
         self.ended.wait()
-        values = b"" if self.output is None else self.output.wait()
-        pooled = b""
-        if self.pooled_sizes:
-            end = len(values) - 4 * int(np.frombuffer(self.pooled_sizes, dtype=np.int32).sum())
-            values, pooled = values[:end], values[end:]
+        values, rest = self._values
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
         result = make_result(
             self.step_id, values, self.sizes, self.ended.us_since(self.computing or self.began), num_idle_us
         )
-        if pooled:
-            result = replace(result, pooled=pooled, pooled_sizes=self.pooled_sizes)
+        for size, put in self.sent:
+            result, rest = put(result, rest[:size]), rest[size:]
         if self.drafter_error:
             result = replace(result, drafter_error=self.drafter_error)
         if self.take_copy_times is not None:
             num_pages, num_us = self.take_copy_times()
             if num_pages:
                 result = replace(result, num_copied_pages=num_pages, num_copy_us=num_us)
-        if self.forced:
-            result = replace(result, num_forced=self.forced)
         if self.finish is not None:
             return self.finish(result, self.row_errors)
         token_ids, undrawn = drawn_tokens(result.token_ids)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
 from penstock.gpu_worker.drafting.drafter import Drafter
-from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model
+from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model, draws_tokens
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
@@ -22,6 +20,7 @@ from penstock.gpu_worker.steps.host_step import (
     HostBatch,
     Passed,
     PendingStep,
+    Put,
     StepOutput,
     TokenScores,
     host_batch,
@@ -30,50 +29,21 @@ from penstock.gpu_worker.steps.host_step import (
 from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
 from penstock.gpu_worker.steps.logprobs import prompt_scores, score
 from penstock.gpu_worker.steps.mixed_graphs import MixedGraphs, can_mix, mixed_sizes
+from penstock.gpu_worker.steps.row_part import RowCalls, RowPart
 from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
+from penstock.ipc.overrides import calls, overriding
 from penstock.kernels.sampling.sampling import sample
 from penstock.models.description.decoder import Decoder
-from penstock.models.description.model_config import ModelConfig
-from penstock.models.files.source import Checkpoint
-
-if TYPE_CHECKING:
-    from penstock.gpu_worker.images.store import EmbeddingStore
-    from penstock.gpu_worker.steps.image_rows import ImageRows
-    from penstock.gpu_worker.steps.pooling import Pooler
 
 log = structlog.get_logger()
-
-
-def _grammars_elsewhere() -> type[Grammars]:
-    from penstock.gpu_worker.grammars.elsewhere import GrammarsElsewhere  # most models are in one stage
-
-    return GrammarsElsewhere
-
-
-def _make_pooler(device: Device) -> "Pooler":
-    from penstock.gpu_worker.steps.pooling import Pooler  # most requests are for text
-
-    return Pooler(device)
-
-
-def _make_image_rows(store: "EmbeddingStore | None", device: Device, config: ModelConfig) -> "ImageRows":
-    from penstock.gpu_worker.steps.image_rows import ImageRows  # most requests are for text
-
-    if store is None:
-        raise ValueError("a prompt has images, but the model takes texts only")
-    ropes = [its.rope for _, its in config.attentions] if isinstance(config, Decoder) else []
-    return ImageRows(store, device, turns=any(rope is not None and rope.sections for rope in ropes))
 
 
 class ModelRunner:
     """Model, KV pool and row state on one device."""
 
-    def __init__(
-        self, model: Model, kv: KVPool, device: Device, max_num_seqs: int, max_model_len: int, checkpoint: Checkpoint
-    ) -> None:
-        """`checkpoint` has the tokenizer, which grammars need. CUDA graphs need a pool with a dummy page."""
-        config = model.config
+    def __init__(self, model: Model, kv: KVPool, device: Device, max_num_seqs: int, max_model_len: int) -> None:
+        """CUDA graphs need a pool with a dummy page."""
         self._model = model
         self._kv = kv
         self._device = device
@@ -87,21 +57,30 @@ class ModelRunner:
         self._enters_rows = model.enters_rows
         windows = [table for table, _ in self._state.window_tables]
         self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
-        self._draws = not isinstance(config, Decoder) or config.has_head
-        self._grammars = (Grammars if self._draws else _grammars_elsewhere())(checkpoint, config.vocab_size, device)
-        self.grammar_store = self._grammars.store
-        if isinstance(config, Decoder) and config.shard is not None:
-            self._grammars.can_extend &= config.shard.place.num_stages == 1  # all stages must make the same guesses
-        self._drafts = Drafts(self._state, num_rows, self._grammars)
+        self._draws = draws_tokens(model.config)
+        self._drafts = Drafts(self._state, num_rows)
         self._drafter: Drafter | None = None
-        self._pooler: Pooler | None = None  # made with the first row that pools
-        self.image_store: EmbeddingStore | None = None  # for a model that takes images
-        self._image_rows: ImageRows | None = None  # made with the first row that has images
+        self.parts: Sequence[RowPart] = ()
+        self._enters: list[Callable[[StepPlan], None]] = []
+        self._here: list[RowPart] = []  # the parts that have rows now
+        self._calls = RowCalls()  # who of them does something in a step
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._ended: Mark | None = None  # end of the last launched step
         self.host_pages: HostPages | None = None  # a tier below the pool
         self.check_drawn: Callable[[Tensor], None] | None = None  # gets the tokens of each step
+
+    def use(self, parts: Sequence[RowPart]) -> None:
+        """Let these parts take part in steps. Call this before the first plan."""
+        self.parts = parts
+        self._enters = calls(RowPart, parts, "enter")
+        self._drafts.judge_by(overriding(RowPart, parts, "extend"))
+        if self._drafter is not None:
+            self._expect_guesses()
+
+    def _expect_guesses(self) -> None:
+        for part in self.parts:
+            part.expect_guesses()
 
     def memory_use(self) -> tuple[int, int]:
         """Used and total bytes of the device."""
@@ -158,11 +137,10 @@ class ModelRunner:
     def clear_rows(self) -> None:
         """Forget all sequences."""
         self._state.clear()
-        self._grammars.clear()
+        for part in self.parts:
+            part.clear()
+        self._here, self._calls = [], RowCalls()
         self._drafts.clear()
-        self._pooler = self._image_rows = None
-        if self.image_store is not None:
-            self.image_store.clear()
         if self._drafter is not None:
             self._drafter.clear()
 
@@ -183,7 +161,7 @@ class ModelRunner:
             else:
                 moves = Moves(self._state, self._kv, self._device)
         self._drafts.draft_with(self._drafter, moves)
-        self._grammars.counts_forced = self._grammars.can_extend
+        self._expect_guesses()
 
     @torch.inference_mode()
     def write_drawn(self, rows: Int32Array, positions: Int32Array, tokens: Int32Array) -> None:
@@ -207,16 +185,15 @@ class ModelRunner:
             output, row_errors = self._compute(batch, drafted, given)
         else:
             passed = self._pass_on(batch, drafted, given)
-        pooled_sizes = b""
-        if self._pooler is not None and output is not None:
-            output, pooled_sizes = self._pooler.add_to(output)
+        sent: tuple[tuple[int, Put], ...] = ()
+        if self._calls.sends and output is not None:
+            output, sent = self._with_sent(output)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
-        forced, finish = b"", None
+        finish = None
         if download is not None:
-            if self._grammars.rows:
-                forced = self._grammars.take_forced(batch.sample_idx.shape[0])
-                self._grammars.expect(download)
+            for drawn in self._calls.drawn:
+                drawn(download)
             if drafted is not None:
                 drafted.download = download
                 finish = partial(self._drafts.finish, drafted)
@@ -230,18 +207,17 @@ class ModelRunner:
             ended_before=ended_before,
             row_errors=row_errors,
             finish=finish,
-            forced=forced,
             take_copy_times=None if self.host_pages is None else self.host_pages.take_times,
             drafter_error="" if self._drafter is None else self._drafter.take_error(),
             passed=passed,
-            pooled_sizes=pooled_sizes,
+            sent=sent,
         )
 
     def _enter_rows(self, plan: StepPlan) -> None:
         """Let the plan's rows come and go: in the row state, and in all that keeps something of some rows.
 
         What needs the tokens of rows that are leaving comes before the row state, what needs those of new rows after
-        it. Poolers and images are there only while some row needs them.
+        it.
         """
         if self._drafter is not None:
             if self._drafter.traits.wants_ended:
@@ -251,23 +227,15 @@ class ModelRunner:
         self._state.apply(plan)
         if self._kv.states is not None:
             self._kv.states.begin(plan, self._device)
-        if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
-            self._grammars.apply(plan)
-        for new in plan.new_rows:
-            if self._enters_rows:
+        if self._enters_rows:
+            for new in plan.new_rows:
                 self._model.enter_row(new.row, new.num_prompt_tokens)
-            if new.sampling.pooling is not None and self._pooler is None:
-                self._pooler = _make_pooler(self._device)
-            if new.images and self._image_rows is None:
-                self._image_rows = _make_image_rows(self.image_store, self._device, self._model.config)
-        if self._image_rows is not None:
-            self._image_rows.apply(plan)
-            if not self._image_rows.rows:
-                self._image_rows = None
-        if self._pooler is not None:
-            self._pooler.apply(plan)
-            if not self._pooler.rows:
-                self._pooler = None
+        if plan.new_rows or plan.freed_rows:
+            for enter in self._enters:
+                enter(plan)
+            here = [part for part in self.parts if part.rows]
+            if here != self._here:
+                self._here, self._calls = here, RowCalls.of(here)
 
     def _copy_pages(self, plan: StepPlan) -> Mark | None:
         """Copy the pages that the plan names; return when copies between tiers, which are timed, were launched."""
@@ -314,29 +282,26 @@ class ModelRunner:
             return None, ()
         prompt, sampling = None, None
         num_tokens = int(batch.num_new.sum())
-        images = None if self._image_rows is None else self._image_rows.inputs(batch)
+        images = next((its for inputs in self._calls.inputs if (its := inputs(batch)) is not None), None)
         whole = self._whole_step if images is None and not self._state.has_logprobs else None
         if whole is not None and num_tokens <= whole.max_tokens:
             # One call, since no row needs hidden states in between.
-            self._begin_masks(batch, drafted)
-            room, drawing = self._room_for_drafter(num_tokens), batch.sample_idx
-            if self._pooler is not None:
+            self._begin_draws(batch, drafted)
+            room, drawing = self._room_for_drafter(num_tokens), self._drawing(batch)
+            if self._calls.computed:
                 room.setdefault("hidden", self._room_for_hidden(num_tokens))
-                drawing = batch.sample_idx[self._pooler.drawing(batch)]
-            logits = whole.compute(batch.rows, batch.start, batch.num_new, drawing, given, paths=batch.paths, **room)
-            if self._pooler is not None:
-                self._pooler.take(batch, room["hidden"])
-                logits = self._pooler.spread(logits, batch)
+            samples = batch.sample_idx if drawing is None else batch.sample_idx[drawing]
+            logits = whole.compute(batch.rows, batch.start, batch.num_new, samples, given, paths=batch.paths, **room)
+            for computed in self._calls.computed:
+                computed(batch, room["hidden"])
+            if drawing is not None:
+                logits = self._spread(logits, drawing, batch.sample_idx.shape[0])
             if self._drafter is not None:
                 hidden = room.get("taps" if self._drafter.traits.num_taps else "hidden")
                 self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
         else:
             hidden, sampling, prompt = self._forward(batch, drafted, given, images)
-            if self._pooler is not None and hidden.shape[0]:
-                drawing = self._pooler.drawing(batch)
-                logits = self._pooler.spread(self._logits_of(hidden, drawing), batch)
-            else:
-                logits = self._model.logits(hidden) if hidden.shape[0] else hidden
+            logits = self._logits_of(hidden, self._drawing(batch)) if hidden.shape[0] else hidden
         if logits.shape[0] == 0:
             return pack(None, None, prompt), ()
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
@@ -357,49 +322,70 @@ class ModelRunner:
         assert isinstance(config, Decoder)
         return torch.empty(num_tokens, config.hidden_size * num_states)
 
-    def _logits_of(self, hidden: Tensor, drawing: IntArray) -> Tensor:
-        """Logits [D, V] of the rows `drawing`, int64[D], of [S, H]."""
-        if not drawing.shape[0]:
-            return hidden.new_empty(0, self._model.config.vocab_size)
-        if drawing.shape[0] == hidden.shape[0]:
-            return self._model.logits(hidden)
-        return self._model.logits(hidden.index_select(0, self._device.upload(drawing)))
+    def _drawing(self, batch: HostBatch) -> IntArray | None:
+        """int64[D], those of the S sampling rows that draw tokens; None if all do."""
+        if not self._calls.undrawn:
+            return None
+        undrawn = {row for part in self._calls.undrawn for row in part.rows}
+        rows = batch.rows[batch.sample_idx].tolist()
+        drawing = np.array([i for i, row in enumerate(rows) if row not in undrawn], dtype=np.int64)
+        return None if drawing.shape[0] == len(rows) else drawing
 
-    def _tell_drafter(self, batch: HostBatch, hidden: Tensor) -> None:
-        """Give the drafter what `Model.forward` has computed."""
+    def _logits_of(self, hidden: Tensor, drawing: IntArray | None) -> Tensor:
+        """Logits [S, V] of [S, H], as `_spread` returns them."""
+        if drawing is None:
+            return self._model.logits(hidden)
+        logits = hidden.new_empty(0, self._model.config.vocab_size)
+        if drawing.shape[0]:
+            logits = self._model.logits(hidden.index_select(0, self._device.upload(drawing)))
+        return self._spread(logits, drawing, hidden.shape[0])
+
+    def _spread(self, logits: Tensor, drawing: IntArray, num_samples: int) -> Tensor:
+        """Logits of the rows that draw, [D, V] -> [S, V]; the other rows are zeros, and their tokens are not read."""
+        index = self._device.upload(drawing)
+        return logits.new_zeros(num_samples, logits.shape[1]).index_copy_(0, index, logits)
+
+    def _with_sent(self, output: StepOutput) -> tuple[StepOutput, tuple[tuple[int, Put], ...]]:
+        """The output with what parts send behind it; and the bytes of each, and where they go."""
+        found = [its for sends in self._calls.sends if (its := sends()) is not None]
+        values = [its.values for its in found if its.values is not None]
+        if values:
+            output = output._replace(values=torch.cat([output.values, *values]))
+        return output, tuple((0 if its.values is None else 4 * its.values.shape[0], its.put) for its in found)
+
+    def _tell(self, batch: HostBatch, hidden: Tensor) -> None:
+        """Give drafter and parts what `Model.forward` has computed."""
+        for computed in self._calls.computed:
+            computed(batch, hidden)
         if self._drafter is None:
             return
         if self._drafter.traits.num_taps and isinstance(self._model, HandsOutLayers) and self._model.tapped is not None:
             hidden = self._model.tapped
         self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
 
-    def _begin_masks(self, batch: HostBatch, drafted: DraftedStep | None) -> None:
-        if self._grammars.rows:
-            self._grammars.begin(batch.rows[batch.sample_idx], None if drafted is None else drafted.guesses)
+    def _begin_draws(self, batch: HostBatch, drafted: DraftedStep | None) -> None:
+        for begin in self._calls.begin_draws:
+            begin(batch.rows[batch.sample_idx], None if drafted is None else drafted.guesses)
 
     def _forward(
         self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None, images: ImageInputs | None
     ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
         if self._graphs is not None and images is None and self._graphs.covers(batch):
-            self._begin_masks(batch, drafted)
+            self._begin_draws(batch, drafted)
             hidden, sampling = self._graphs.replay(batch, given)
-            self._tell_drafter(batch, hidden)
-            if self._pooler is not None:
-                self._pooler.take(batch, hidden)
+            self._tell(batch, hidden)
             return hidden, sampling, None
         size = None if self._mixed_graphs is None or images is not None else self._mixed_graphs.size_for(batch)
         sampled: Tensor | None = None
         if self._mixed_graphs is not None and size is not None:
-            self._begin_masks(batch, drafted)
+            self._begin_draws(batch, drafted)
             hidden, sampled, sampling = self._mixed_graphs.replay(batch, size)
         else:
             inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-            self._begin_masks(batch, drafted)  # not earlier, because two Python threads slow each other down
+            self._begin_draws(batch, drafted)  # not earlier, because two Python threads slow each other down
             hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
-        self._tell_drafter(batch, hidden)
-        if self._pooler is not None:
-            self._pooler.take(batch, hidden)
+        self._tell(batch, hidden)
         prompt = None
         if self._state.has_logprobs:
             prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
@@ -425,7 +411,9 @@ class ModelRunner:
         if asking.shape[0]:
             index = self._device.upload(asking)
             raw = logits.index_select(0, index)  # a copy, because sampling changes the logits
-        row_errors = self._grammars.mask(logits) if self._grammars.rows else ()
+        row_errors: tuple[RowError, ...] = ()
+        for mask in self._calls.mask:
+            row_errors += mask(logits)
         state.limit_tokens(logits, rows, positions)
         if state.native_sampler is not None and state.native_sampler.takes(logits):
             tokens = state.native_sampler.draw(logits, rows, positions)

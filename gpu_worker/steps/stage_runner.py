@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.parallel.pipeline import UNKNOWN, Pipeline
 from penstock.gpu_worker.steps.host_step import Passed, PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
@@ -48,10 +47,6 @@ class StageRunner:
         self._waits = np.zeros(num_rows, dtype=np.bool_)  # rows whose next token is not known here
         self.inbox = pipeline.inbox
         """Readable when `take` has something to take."""
-
-    @property
-    def grammar_store(self) -> GrammarStore:
-        return self._runner.grammar_store
 
     def begin(self, epoch: int) -> None:
         """A new scheduler sends plans from now on, or the same one has started over."""

@@ -1,4 +1,4 @@
-"""Every message that crosses a socket, and nothing else.
+"""Every message of the spine that crosses a socket, and nothing else.
 
 Structs are tagged, array-like and frozen; they are validated against these types on receipt.
 Arrays travel as raw little-endian buffers (`bytes`); the comment beside each field gives dtype and shape.
@@ -12,10 +12,10 @@ Directions (in `frontend.py` and `worker.py`; `base.py` has what both share, `im
                              NoteCulprit; WatchSteps, ListPages, ListPrefixes, ShowLife (`watching.py`)
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, ExpertLoad,
                              CacheEvents, RequestList, SayHello, Refused, Heartbeat
-    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, ImageEncoded, KVStored, KVLoaded,
-                             DiskContents, ExpertTokens, WorkerFailed, Heartbeat
-    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, EncodeImage, DropEmbedding, StoreKV,
-                             LoadKV, DropStoredKV, SayHello, Refused, Heartbeat
+    worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
+    scheduler -> worker      Welcome, StepPlan, ProfileSteps, SayHello, Refused, Heartbeat
+
+Parts have messages of their own (`messages.py` in a folder of `parts/`), which `with_parts` of `config/parts.py` adds.
 """
 
 from penstock.ipc.messages.base import (
@@ -73,28 +73,14 @@ from penstock.ipc.messages.frontend import (
     WaitingTenant,
 )
 from penstock.ipc.messages.handover import (
-    FollowKV,
     HandoverReleased,
     HandoverTaken,
-    KVData,
-    KVLayers,
-    KVPages,
-    KVReceived,
     KVSource,
-    OfferKV,
-    ReadKV,
-    ReceiveKV,
     Role,
     SetRole,
-    StopReceivingKV,
-    UnfollowKV,
-    WithdrawKV,
 )
 from penstock.ipc.messages.images import (
     IMAGE_KEY_BYTES,
-    DropEmbedding,
-    EncodeImage,
-    ImageEncoded,
     ImageKey,
     ImageRef,
     PixelRef,
@@ -129,21 +115,10 @@ from penstock.ipc.messages.worker import (
     FROM_HOST,
     ON_DEVICE,
     TO_HOST,
-    DiskContents,
-    DropGrammar,
-    DropStoredKV,
-    ExpertTokens,
-    GrammarPrepared,
-    KVLoaded,
-    KVStored,
-    LayerTokens,
-    LoadKV,
     NewRow,
-    PrepareGrammar,
     RowError,
     StepPlan,
     StepResult,
-    StoreKV,
     Welcome,
     WindowGroup,
     WorkerFailed,
@@ -166,56 +141,38 @@ __all__ = [
     "Buffer",
     "CacheEvents",
     "CacheMiss",
-    "DiskContents",
     "DiskStats",
     "DraftStats",
     "DrainEngine",
-    "DropEmbedding",
-    "DropGrammar",
-    "DropStoredKV",
-    "EncodeImage",
     "EngineNotReady",
     "EngineReady",
     "EngineStats",
     "ErrorCode",
     "EventKind",
     "ExpertLoad",
-    "ExpertTokens",
     "FinishReason",
-    "FollowKV",
     "FromFrontend",
     "FromWorker",
     "FrontendHello",
     "Goodbye",
-    "GrammarPrepared",
     "HandoverReleased",
     "HandoverStats",
     "HandoverTaken",
     "Heartbeat",
     "HostTierStats",
-    "ImageEncoded",
     "ImageKey",
     "ImageRef",
     "ImageStats",
     "InRow",
-    "KVData",
-    "KVLayers",
-    "KVLoaded",
-    "KVPages",
-    "KVReceived",
     "KVSource",
-    "KVStored",
     "LayerLoad",
-    "LayerTokens",
     "ListCache",
     "ListPages",
     "ListPrefixes",
     "ListRequests",
-    "LoadKV",
     "Message",
     "NewRow",
     "NoteCulprit",
-    "OfferKV",
     "PageMap",
     "PageRuns",
     "PauseRequest",
@@ -227,11 +184,8 @@ __all__ = [
     "PoolingKind",
     "PrefixNode",
     "PrefixTree",
-    "PrepareGrammar",
     "Probe",
     "ProfileSteps",
-    "ReadKV",
-    "ReceiveKV",
     "Refused",
     "RequestLife",
     "RequestList",
@@ -255,15 +209,12 @@ __all__ = [
     "SnapshotStats",
     "StepPlan",
     "StepResult",
-    "StopReceivingKV",
-    "StoreKV",
     "TierChanges",
     "ToFrontend",
     "ToWorker",
     "TokenBatch",
     "TokenColumns",
     "TokenLogprobs",
-    "UnfollowKV",
     "Waiting",
     "WaitingTenant",
     "WatchSteps",
@@ -271,7 +222,6 @@ __all__ = [
     "WatchedSteps",
     "Welcome",
     "WindowGroup",
-    "WithdrawKV",
     "WorkerFailed",
     "WorkerHello",
 ]  # fmt: skip
@@ -315,37 +265,5 @@ ToFrontend = (
     | PrefixTree
     | RequestLife
 )
-FromWorker = (
-    WorkerHello
-    | StepResult
-    | GrammarPrepared
-    | ImageEncoded
-    | KVStored
-    | KVLoaded
-    | DiskContents
-    | ExpertTokens
-    | KVReceived
-    | WorkerFailed
-    | Heartbeat
-)
-ToWorker = (
-    Welcome
-    | StepPlan
-    | PrepareGrammar
-    | DropGrammar
-    | EncodeImage
-    | DropEmbedding
-    | StoreKV
-    | LoadKV
-    | DropStoredKV
-    | OfferKV
-    | WithdrawKV
-    | ReceiveKV
-    | StopReceivingKV
-    | SayHello
-    | Refused
-    | Heartbeat
-    | ProfileSteps
-)
-FromReader = FollowKV | UnfollowKV | ReadKV
-ToReader = KVPages | KVLayers | KVData
+FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
+ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | ProfileSteps

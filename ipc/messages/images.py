@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.ipc.messages.base import Message, ShortText
+from penstock.ipc.messages.base import ShortText
 
 IMAGE_KEY_BYTES = 32
 
 _MAX_INT = 2**31 - 1
 _Position = Annotated[int, Meta(ge=0, le=_MAX_INT)]
-_Length = Annotated[int, Meta(ge=1, le=_MAX_INT)]
-_Sizes = Annotated[tuple[_Position, ...], Meta(max_length=16)]
+Length = Annotated[int, Meta(ge=1, le=_MAX_INT)]
+Sizes = Annotated[tuple[_Position, ...], Meta(max_length=16)]
 
 ImageKey = Annotated[bytes, Meta(min_length=IMAGE_KEY_BYTES, max_length=IMAGE_KEY_BYTES)]
 """BLAKE2b-256 over the preprocessed pixel values, their shape, and the grid: equal keys mean equal embeddings."""
@@ -24,7 +24,7 @@ class PixelTensor(Struct, frozen=True, array_like=True, gc=False):
 
     name: ShortText  # the processor's name for it: "pixel_values", ...
     dtype: PixelType
-    shape: _Sizes
+    shape: Sizes
     offset: Annotated[int, Meta(ge=0, le=2**40)]  # of its first byte
 
 
@@ -42,9 +42,9 @@ class ImageRef(Struct, frozen=True, array_like=True, gc=False):
 
     key: ImageKey
     start: _Position
-    length: _Length
-    num_embeddings: _Length  # positions among them with the image token, where the embeddings go, in order
-    grid: _Sizes  # (t, h, w) in patches if position ids depend on it; other sizes otherwise
+    length: Length
+    num_embeddings: Length  # positions among them with the image token, where the embeddings go, in order
+    grid: Sizes  # (t, h, w) in patches if position ids depend on it; other sizes otherwise
     pixels: PixelRef
 
 
@@ -53,35 +53,7 @@ class RowImage(Struct, frozen=True, array_like=True, gc=False):
 
     key: ImageKey
     start: _Position
-    length: _Length
-    num_embeddings: _Length
-    grid: _Sizes
+    length: Length
+    num_embeddings: Length
+    grid: Sizes
     embedding_id: int  # 0: this row computes none of its positions
-
-
-class EncodeImage(Message, frozen=True):
-    """Make an image's embeddings while steps go on; `ImageEncoded` answers. No row uses them before that.
-
-    The worker keeps them until they are dropped, or until it says hello again.
-    """
-
-    embedding_id: int  # never reused
-    key: ImageKey
-    grid: _Sizes
-    num_embeddings: _Length
-    pixels: PixelRef
-
-
-class DropEmbedding(Message, frozen=True):
-    """No row will use these embeddings any more. If they are still being made, that stops without an answer."""
-
-    embedding_id: int
-
-
-class ImageEncoded(Message, frozen=True):
-    """An image's embeddings are ready for rows, or could not be made."""
-
-    embedding_id: int
-    num_us: int = 0  # device time
-    error: str = ""  # why not, for the client
-    is_lost: bool = False  # its pixels are gone: the frontend that made them has ended, or dropped the request

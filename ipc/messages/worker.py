@@ -11,18 +11,6 @@ from penstock.ipc.messages.images import RowImage
 Count = Annotated[int, Meta(ge=1, le=2**26)]
 """The length of a list that the scheduler keeps; the limit is far above what any machine has."""
 
-
-_MAX_MOVED = 2**16
-
-PageKeys = Annotated[bytes, Meta(max_length=16 * _MAX_MOVED)]
-"""16 bytes for each page."""
-
-PageNumbers = Annotated[bytes, Meta(max_length=4 * _MAX_MOVED)]
-"""int32[pages]"""
-
-PageFlags = Annotated[bytes, Meta(max_length=_MAX_MOVED)]
-"""uint8[pages]"""
-
 ON_DEVICE, TO_HOST, FROM_HOST = 0, 1, 2
 """Where a copy's source and target are: both on the device, or one on the host."""
 
@@ -106,23 +94,6 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     images: tuple[RowImage, ...] = ()  # of its prompt, by position
 
 
-class PrepareGrammar(Message, frozen=True):
-    """Prepare a grammar while steps go on; `GrammarPrepared` answers. No row uses it before that.
-
-    The worker keeps it until it is dropped, or until the worker says hello again.
-    """
-
-    grammar_id: int  # never reused
-    grammar: str  # as in `SamplingParams`
-    num_bytes: int = 0  # memory that it takes, approximately
-
-
-class DropGrammar(Message, frozen=True):
-    """No row will use this grammar any more; the worker may keep it for another grammar with the same text."""
-
-    grammar_id: int
-
-
 class StepPlan(Message, frozen=True):
     """One forward pass over one ragged batch.
 
@@ -175,31 +146,6 @@ class StepPlan(Message, frozen=True):
     state_saves: Buffer = b""  # int32[S, 2]: row, snapshot that its state becomes; before new rows and loads
 
 
-class StoreKV(Message, frozen=True):
-    """Write host pages to the disk while steps go on; `KVStored` answers. The steps that filled them have returned.
-
-    Places are overwritten. Before the answer the scheduler uses neither the pages nor the places for anything else.
-    """
-
-    move_id: int  # never reused
-    keys: PageKeys  # of the pages' content
-    host_pages: PageNumbers
-    places: PageNumbers  # on the disk
-
-
-class LoadKV(Message, frozen=True):
-    """Fill host pages from the disk while steps go on; `KVLoaded` answers. No step in flight uses these pages."""
-
-    move_id: int
-    keys: PageKeys  # what the places hold
-    host_pages: PageNumbers
-    places: PageNumbers
-
-
-class DropStoredKV(Message, frozen=True):
-    """Empty all places, after all earlier orders are done."""
-
-
 class RowError(Struct, frozen=True, array_like=True, gc=False):
     """No token could be sampled for one row: its sequence ends, all others go on."""
 
@@ -236,54 +182,6 @@ class StepResult(Message, frozen=True):
     drafter_error: str = ""  # why the drafter is switched off from now on; sent once
     pooled: Buffer = b""  # fp32[sum(pooled_sizes)]: the vectors of the sampling rows that pool
     pooled_sizes: Buffer = b""  # int32[P]
-
-
-class GrammarPrepared(Message, frozen=True):
-    """A grammar is ready for rows, or could not be prepared."""
-
-    grammar_id: int
-    error: str = ""  # why not, for the client
-
-
-class KVStored(Message, frozen=True):
-    """Host pages were written to the disk."""
-
-    move_id: int
-    ok: PageFlags  # whether each page is at its place; otherwise the place is empty
-    num_us: int = 0  # time that it took, without waiting in the queue
-    error: ShortText = ""  # why the first page that failed could not be written
-
-
-class KVLoaded(Message, frozen=True):
-    """Host pages were filled from the disk."""
-
-    move_id: int
-    ok: PageFlags  # whether each page is what was stored; otherwise its place is now empty
-    num_us: int = 0
-    error: ShortText = ""
-
-
-class DiskContents(Message, frozen=True):
-    """What the disk holds for this model, sent in pieces after each `Welcome`. Places that no piece names are empty."""
-
-    places: PageNumbers  # least recently used first
-    keys: PageKeys
-    is_last: bool
-    unusable: PageNumbers = b""  # in the last piece: places that must stay empty
-
-
-class LayerTokens(Struct, frozen=True, array_like=True, gc=False):
-    """What some experts of a layer have computed."""
-
-    layer: Annotated[int, Meta(ge=0, le=2**16)]  # its number in the checkpoint
-    num_experts: Annotated[int, Meta(ge=1, le=2**16)]  # of the layer, on all ranks
-    tokens: dict[int, Annotated[int, Meta(ge=0)]]  # by the expert's number
-
-
-class ExpertTokens(Message, frozen=True):
-    """How many tokens a rank's experts have computed since its last report. Sent every few seconds."""
-
-    layers: tuple[LayerTokens, ...]  # layers with tokens
 
 
 class WorkerFailed(Message, frozen=True):

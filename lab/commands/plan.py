@@ -175,7 +175,10 @@ def _folder(model: str) -> Path:
 def _read(folder: Path, quantization: str = "") -> Decoder:
     config = with_quantization(parse_model_config(open_checkpoint(folder).config), quantization)
     if not isinstance(config, Decoder):
-        raise ConfigError(f"{config.architecture} runs through transformers' code, whose costs are not known here")
+        raise ConfigError(
+            f"{config.architecture} runs through transformers' code, which alone knows its weights and what a step "
+            "reads of them: config.json is not enough for a plan"
+        )
     return config
 
 

@@ -1,11 +1,11 @@
-"""A model of a worker's vision tower, which encodes in turns between steps (`gpu_worker/images/turns.py`)."""
+"""A model of a worker's vision tower, which encodes in turns between steps (`parts/images/worker/turns.py`)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from statistics import median
 
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 SHORTEST_SECONDS, PART_OF_STEP, NUM_RECENT = 0.001, 0.4, 9
 STEPS_SHARE = 2.0

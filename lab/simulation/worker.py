@@ -5,18 +5,11 @@ from math import inf
 
 import numpy as np
 
-from penstock.ipc.messages import (
-    DropEmbedding,
-    EncodeImage,
-    ImageEncoded,
-    Message,
-    StepPlan,
-    StepResult,
-    WorkerHello,
-)
+from penstock.ipc.messages import Message, StepPlan, StepResult, WorkerHello
 from penstock.ipc.messages.worker import ON_DEVICE
 from penstock.lab.simulation.device import Device, StepShape, Timing
 from penstock.lab.simulation.tower import ModelledTower
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 TOKEN, STOP = 1, 2
 """Ids of the tokens that the worker returns."""

@@ -34,17 +34,9 @@ from penstock.core.scheduling.step_record import DISK, count_text, duration_text
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import (
-    DiskContents,
-    DiskStats,
-    DropStoredKV,
-    KVLoaded,
-    KVStored,
-    LoadKV,
-    Message,
-    StoreKV,
-)
+from penstock.ipc.messages import DiskStats, Message
 from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
+from penstock.parts.disk.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler

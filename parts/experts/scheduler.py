@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.core.engine.part import EnginePart
 from penstock.core.scheduling.answers import Answers
-from penstock.ipc.messages import ExpertLoad, ExpertTokens, LayerLoad, WorkerHello
+from penstock.ipc.messages import ExpertLoad, LayerLoad, WorkerHello
+from penstock.parts.experts.messages import ExpertTokens
 
 if TYPE_CHECKING:
     from penstock.core.engine.loop import Engine

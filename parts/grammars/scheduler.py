@@ -25,7 +25,8 @@ from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DropGrammar, GrammarPrepared, Message, PrepareGrammar
+from penstock.ipc.messages import Message
+from penstock.parts.grammars.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler

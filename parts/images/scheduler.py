@@ -28,8 +28,9 @@ from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats, Message
+from penstock.ipc.messages import ImageRef, ImageStats, Message
 from penstock.ipc.page_keys import image_marks
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler

@@ -68,7 +68,7 @@ def _replay(args: argparse.Namespace) -> int:
     outcomes: Iterator[Outcome | StepOutcome]
     if args.plans:
         _check_sizes(run.hello(), engine.hello)
-        outcomes = PlanReplay(engine.runner, run).steps()
+        outcomes = PlanReplay(engine, run).steps()
     else:
         outcomes = replay_requests(engine, requests, at_recorded_times=args.at_recorded_times)
     return _report(outcomes, as_json=args.json, began=began)

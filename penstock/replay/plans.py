@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from penstock.gpu_worker.steps.host_step import PendingStep
-from penstock.gpu_worker.steps.model_runner import ModelRunner
+from penstock.in_process import InProcessEngine
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import NewRow, PrepareGrammar, StepPlan
+from penstock.ipc.messages import NewRow, StepPlan
+from penstock.parts.grammars.messages import PrepareGrammar
 from penstock.parts.recording.lines import NewSequence, Plan, Result, Worker
 from penstock.parts.recording.reader import Run
 from penstock.replay.outcome import Name, StepOutcome, first_difference
 
 
 class PlanReplay:
-    """Replays one run on a worker with the recorded sizes, which must not be used otherwise."""
+    """Replays one run on an engine's worker with the recorded sizes, which must not be used otherwise."""
 
-    def __init__(self, runner: ModelRunner, run: Run) -> None:
+    def __init__(self, engine: InProcessEngine, run: Run) -> None:
         """`check_plans` must accept the run."""
-        self._runner = runner
+        self._engine = engine
+        self._runner = engine.runner
         self._run = run
         self._results = {event.step: event for event in run.events if isinstance(event, Result)}
         self._known: dict[Name, list[int]] = {}  # each sequence's tokens, as recorded
@@ -61,9 +63,7 @@ class PlanReplay:
         sampling = recorded.sampling()
         if new.grammar_id and new.grammar_id not in self._grammars:
             self._grammars.add(new.grammar_id)
-            store = self._runner.grammar_store
-            store.prepare(PrepareGrammar(new.grammar_id, sampling.grammar, sampling.grammar_bytes))
-            store.take_prepared(wait=True)
+            self._engine.have_done(PrepareGrammar(new.grammar_id, sampling.grammar, sampling.grammar_bytes))
         seed = (sampling.seed + new.seq) % 2**63
         return NewRow(
             new.row,

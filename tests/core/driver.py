@@ -19,23 +19,21 @@ from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
-    DropStoredKV,
     KVSource,
-    LoadKV,
-    OfferKV,
     SamplingParams,
     SequenceBill,
     SequenceDelta,
     SequenceProgress,
     StepPlan,
     StepResult,
-    StoreKV,
     TokenLogprobs,
     WindowGroup,
     WorkerHello,
 )
+from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
 from penstock.parts.disk.scheduler import DiskMoves
 from penstock.parts.grammars.scheduler import GrammarGate
+from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers
 from penstock.parts.images.scheduler import ImageGate
 from tests.core.fake_worker import FakeWorker, Guess, Scores

@@ -20,19 +20,15 @@ from penstock.ipc.messages import (
     FROM_HOST,
     ON_DEVICE,
     TO_HOST,
-    DropEmbedding,
-    DropGrammar,
-    EncodeImage,
-    GrammarPrepared,
-    ImageEncoded,
     ImageRef,
     Message,
-    PrepareGrammar,
     RowImage,
     SamplingParams,
     StepPlan,
     StepResult,
 )
+from penstock.parts.grammars.messages import DropGrammar, GrammarPrepared, PrepareGrammar
+from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
 EMPTY = -1
 State = tuple[int, int]

@@ -62,7 +62,8 @@ def on_terminal(*arguments: str) -> Terminal:
 
 
 async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Checkpoint) -> None:
-    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", "--num-threads", "1")
+    slow = ("--num-threads", "1", "--cpu-kernels", "torch")
+    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", *slow)
     try:
         await terminal.read_until("--log-level info")
         children = psutil.Process(terminal.pid).children(recursive=True)
@@ -74,7 +75,10 @@ async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Ch
     for words in ("LlamaForCausalLM", "parameters", str(checkpoint.folder), "cpu", "KV pool", "chats of 1k", "curl -N"):
         assert words in terminal.text
     assert "running streams may finish" in terminal.text
-    assert "[info" not in terminal.text  # the processes' own lines would run through it
+    for level in ("[info", "[warning"):
+        assert level not in terminal.text  # the processes' own lines would run through it
+    assert terminal.text.count("torch's kernels compute on this CPU") == 1
+    assert "--cpu-kernels" in terminal.text
     assert "error" not in terminal.text
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 

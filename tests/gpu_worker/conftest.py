@@ -14,7 +14,7 @@ Checkpoint = tuple[Path, transformers.PreTrainedModel]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+def one_thread() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
 

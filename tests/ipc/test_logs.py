@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ipc import logs
 from penstock.ipc.logs import LogSink, SinkStream
 
 SOON = 20.0
@@ -202,3 +203,24 @@ good = all(os.path.samestat(os.fstat(d), os.stat(os.devnull)) and os.get_inherit
 sys.exit(not good)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "has_colors"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colors_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, environment: dict[str, str], has_colors: bool
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    line = logs._console_renderer()(None, "warning", {"event": "slow", "level": "warning", "reason": "torch"})
+    assert ("\x1b" in str(line)) is has_colors
+    assert "slow" in str(line)

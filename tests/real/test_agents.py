@@ -33,8 +33,16 @@ NOW: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties
 SCHEMAS = {"get_weather": WEATHER, "get_time": NOW}
 DESCRIPTIONS = {"get_weather": "Tells the weather of a city.", "get_time": "Tells the time."}
 QUESTION = "What will the weather be in Bergen tomorrow?"
+OPEN_QUESTION = f"{QUESTION} Use a tool."
 RESULT = '{"weather": "rain", "degrees": 9}'
 MOST_ROUNDS = 4
+FORMER_CITIES = ("Oslo", "Bergen")
+FORMER_ANSWER = "Rain, 9 degrees."
+
+
+def forecast(city: str) -> dict[str, Any]:
+    """Arguments of a call."""
+    return {"city": city, "days": 1, "unit": "celsius"}
 
 
 def check_call(name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
@@ -79,9 +87,9 @@ def loop_by_chat(client: openai.OpenAI) -> None:
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == answer.message.content
 
 
-def loop_as_the_model_likes(client: openai.OpenAI) -> None:
+def chat_as_the_model_likes(client: openai.OpenAI) -> None:
     """With `auto` a model may say or call what it likes: whatever it calls is well-formed, and is taken back."""
-    messages: list[Any] = [{"role": "user", "content": f"{QUESTION} Use a tool."}]
+    messages: list[Any] = [{"role": "user", "content": OPEN_QUESTION}]
     for _ in range(MOST_ROUNDS):
         asked: Any = {"model": "m", "temperature": 0, "max_tokens": 120, "messages": messages}
         asked["tools"] = [*map(function, SCHEMAS)]
@@ -132,6 +140,47 @@ def loop_by_responses(client: openai.OpenAI) -> None:
     assert client.responses.create(**goes_on).output_text
 
 
+def response_as_the_model_likes(client: openai.OpenAI) -> None:
+    """The same on responses, whole and streamed, after two calls that a model of this size imitates."""
+    tools = [{"type": "function", **function(name)["function"], "strict": True} for name in SCHEMAS]
+    items: list[Any] = []
+    for city in FORMER_CITIES:
+        called = {
+            "type": "function_call",
+            "name": "get_weather",
+            "call_id": city,
+            "arguments": json.dumps(forecast(city)),
+        }
+        items.append({"role": "user", "content": f"What will the weather be in {city} tomorrow?"})
+        items += [called, {"type": "function_call_output", "call_id": city, "output": RESULT}]
+        items.append({"role": "assistant", "content": FORMER_ANSWER})
+    items.append({"role": "user", "content": "What will the weather be in Tromsø tomorrow?"})
+    num_calls = 0
+    for _ in range(MOST_ROUNDS):
+        asked: Any = {"model": "m", "temperature": 0, "max_output_tokens": 120, "input": items, "tools": tools}
+        whole = client.responses.create(**asked)
+        *_, end = client.responses.create(**asked, stream=True)  # the client's own end is a completed response only
+        streamed = end.response
+        assert [item.type for item in whole.output] == [item.type for item in streamed.output]
+        assert whole.output_text == streamed.output_text
+        assert whole.status == streamed.status
+        assert whole.status in ("completed", "incomplete")
+        items += [item.model_dump(exclude_none=True) for item in whole.output]
+        calls = [item for item in whole.output if item.type == "function_call"]
+        again = [item for item in streamed.output if item.type == "function_call"]
+        assert [(call.name, call.arguments) for call in calls] == [(call.name, call.arguments) for call in again]
+        num_calls += len(calls)
+        for call in calls:
+            check_call(call.name, call.arguments)
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
+        if not calls:
+            assert whole.output_text
+            break
+    assert num_calls
+    last = client.responses.create(model="m", max_output_tokens=20, temperature=0, input=items)
+    assert last.status in ("completed", "incomplete")
+
+
 # --- messages ----------------------------------------------------------------------------------
 
 
@@ -160,12 +209,60 @@ def loop_by_messages(client: anthropic.Anthropic) -> None:
     assert answer.stop_reason in ("end_turn", "max_tokens")
 
 
+def message_as_the_model_likes(client: anthropic.Anthropic) -> None:
+    """The same on messages, whole and streamed, after the same two calls."""
+    tools = [{"name": name, "description": DESCRIPTIONS[name], "input_schema": SCHEMAS[name]} for name in SCHEMAS]
+    messages: list[Any] = []
+    for city in FORMER_CITIES:
+        called = {"type": "tool_use", "id": city, "name": "get_weather", "input": forecast(city)}
+        messages.append({"role": "user", "content": f"What will the weather be in {city} tomorrow?"})
+        messages.append({"role": "assistant", "content": [called]})
+        messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": city, "content": RESULT}]})
+        messages.append({"role": "assistant", "content": FORMER_ANSWER})
+    messages.append({"role": "user", "content": "What will the weather be in Tromsø tomorrow?"})
+    num_calls = 0
+    for _ in range(MOST_ROUNDS):
+        asked: Any = {"model": "m", "max_tokens": 120, "messages": messages, "extra_body": {"temperature": 0}}
+        asked |= {"tools": tools, "tool_choice": {"type": "auto"}}
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+        assert said_by(whole) == said_by(streamed)
+        assert whole.stop_reason == streamed.stop_reason
+        messages.append({"role": "assistant", "content": [block.to_dict() for block in whole.content]})
+        calls = [block for block in whole.content if block.type == "tool_use"]
+        assert bool(calls) == (whole.stop_reason == "tool_use")
+        num_calls += len(calls)
+        results = []
+        for call in calls:
+            assert call.name in SCHEMAS
+            assert isinstance(call.input, dict)
+            results.append({"type": "tool_result", "tool_use_id": call.id, "content": RESULT})
+        if not calls:
+            assert any(block.type == "text" and block.text for block in whole.content)
+            messages.append({"role": "user", "content": QUESTION})
+            break
+        messages.append({"role": "user", "content": results})
+    assert num_calls
+    last = client.messages.create(model="m", max_tokens=20, messages=messages)
+    assert last.stop_reason in ("end_turn", "max_tokens")
+
+
+def said_by(message: anthropic.types.Message) -> list[tuple[str, Any]]:
+    """What a message's blocks hold, without the ids of calls, which are made up."""
+    said: list[tuple[str, Any]] = []
+    for block in message.content:
+        said.append(("text", block.text) if block.type == "text" else (block.type, getattr(block, "input", None)))
+    return said
+
+
 async def test_the_openai_client(chat_server: Server) -> None:
     def work() -> None:
         with openai.OpenAI(base_url=f"{chat_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
             loop_by_chat(client)
-            loop_as_the_model_likes(client)
+            chat_as_the_model_likes(client)
             loop_by_responses(client)
+            response_as_the_model_likes(client)
 
     await asyncio.to_thread(work)
 
@@ -174,5 +271,6 @@ async def test_the_anthropic_client(chat_server: Server) -> None:
     def work() -> None:
         with anthropic.Anthropic(base_url=chat_server.url, auth_token="none", max_retries=0, timeout=120) as client:
             loop_by_messages(client)
+            message_as_the_model_likes(client)
 
     await asyncio.to_thread(work)

@@ -34,13 +34,11 @@ from penstock.ipc.messages import (
     AddRequest,
     HandoverReleased,
     HandoverTaken,
-    KVReceived,
     KVSource,
-    ReceiveKV,
     SamplingParams,
     SequenceBill,
-    StopReceivingKV,
 )
+from penstock.parts.handover.messages import KVReceived, ReceiveKV, StopReceivingKV
 
 CONNECT_SECONDS = 2.0
 """How long a prompt waits for the first answer of a prefill engine."""

@@ -19,7 +19,7 @@ from penstock.core.kv.window_pages import WindowTable
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.steps.plan_builder import Chunk
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import OfferKV, WithdrawKV
+from penstock.parts.handover.messages import OfferKV, WithdrawKV
 from penstock.parts.handover.scheduler.arrivals import HandoverTotals
 
 LOST = "the prefill engine could not keep the pages of this prompt"

@@ -18,7 +18,8 @@ from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk
-from penstock.ipc.messages import HandoverStats, KVReceived, Message
+from penstock.ipc.messages import HandoverStats, Message
+from penstock.parts.handover.messages import KVReceived
 from penstock.parts.handover.scheduler.arrivals import Arrivals, HandoverTotals, Namespace, Order, Peers
 from penstock.parts.handover.scheduler.departures import LOST, Departures
 

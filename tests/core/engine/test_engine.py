@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from penstock.config import Config, IpcOptions, SchedulerOptions
+from penstock.config.parts import with_parts
 from penstock.core.__main__ import run
 from penstock.core.engine.loop import STATS_INTERVAL, Engine
 from penstock.core.launch.probe import main as probe
@@ -29,7 +30,6 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
-    PrepareGrammar,
     RowError,
     SayHello,
     SequenceDelta,
@@ -44,6 +44,7 @@ from penstock.ipc.messages import (
 )
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
+from penstock.parts.grammars.messages import PrepareGrammar
 from tests.core.driver import make_request
 from tests.parts.images.test_image_gate import image, shows
 
@@ -73,7 +74,9 @@ class Peers:
 
     def new_worker(self) -> Dealer[ToWorker]:
         address = self.engine.workers.channel.address
-        self.worker = Dealer(self._context, address, "w", Codec(ToWorker), self.to_worker.put_nowait)
+        self.worker = Dealer(
+            self._context, address, "w", Codec(with_parts(ToWorker, "TO_WORKER")), self.to_worker.put_nowait
+        )
         hello = WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID)
         self.worker.send(replace(hello, **self._of_worker))
         return self.worker
@@ -277,7 +280,9 @@ async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) 
     stranger: Dealer[ToFrontend] = Dealer(
         context, engine.frontends.channel.address, "x", Codec(ToFrontend), told.put_nowait
     )
-    other: Dealer[ToWorker] = Dealer(context, engine.workers.channel.address, "x", Codec(ToWorker), told.put_nowait)
+    other: Dealer[ToWorker] = Dealer(
+        context, engine.workers.channel.address, "x", Codec(with_parts(ToWorker, "TO_WORKER")), told.put_nowait
+    )
     stranger.send(make_request("x", [1, 2, 3], 2))
     other.send(StepResult(0, pack_int32([7])))
     peers.worker.send(Heartbeat(7))

@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from penstock.config.parts import with_parts
 from penstock.ipc.codec import Codec, MalformedMessage, pack_int32
 from penstock.ipc.messages import AddRequest, FromFrontend, FromWorker, SamplingParams, SequenceProgress, WorkerHello
 from tests.core.driver import Driver, make_request
@@ -78,6 +79,6 @@ def test_values_outside_their_types_are_no_message(message: AddRequest) -> None:
 def test_a_worker_of_absurd_size_is_no_message(position: int, value: int) -> None:
     sizes = [100, 64, 4, 64, 8, 32]
     sizes[position] = value
-    codec: Codec[FromWorker] = Codec(FromWorker)
+    codec: Codec[FromWorker] = Codec(with_parts(FromWorker, "FROM_WORKER"))
     with pytest.raises(MalformedMessage):
         codec.decode(codec.encode(WorkerHello(1, "w", 0, "m", "cpu", "float32", *sizes)))  # type: ignore[arg-type]

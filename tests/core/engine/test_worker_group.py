@@ -10,6 +10,7 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.config import Config, IpcOptions
+from penstock.config.parts import with_parts
 from penstock.core.engine import worker_group
 from penstock.core.engine.loop import Engine
 from penstock.core.scheduling.answers import FromAll
@@ -20,12 +21,8 @@ from penstock.ipc.messages import (
     AddRequest,
     EngineReady,
     EngineStats,
-    ExpertTokens,
     FrontendHello,
-    GrammarPrepared,
     Heartbeat,
-    LayerTokens,
-    PrepareGrammar,
     Refused,
     SayHello,
     StepPlan,
@@ -36,7 +33,9 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from penstock.parts.experts.messages import ExpertTokens, LayerTokens
 from penstock.parts.experts.scheduler import Experts
+from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
 from tests.core.driver import PAGE_BYTES, hello, make_limits, make_request
 from tests.core.fake_worker import FakeWorker, solo_run
 
@@ -48,7 +47,7 @@ class RecordingCodec(Codec[ToWorker]):
     """Keeps the bytes of plans."""
 
     def __init__(self) -> None:
-        super().__init__(ToWorker)
+        super().__init__(with_parts(ToWorker, "TO_WORKER"))
         self.plans: list[bytes] = []
 
     def decode(self, frame: bytes | memoryview) -> ToWorker:

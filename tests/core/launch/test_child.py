@@ -174,3 +174,26 @@ async def test_a_spare_is_no_stranger_while_it_starts(monkeypatch: pytest.Monkey
     assert seen == [True]
     assert not spare.is_starting
     await spare.end()
+
+
+async def test_a_spare_is_no_stranger_while_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = Spare("tests.core.fake_child.spare", CONFIG)
+    seen: list[bool] = []
+
+    async def watched(*arguments: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*arguments)
+        wait = process.wait
+
+        async def watched_wait() -> int:
+            seen.append(process.pid in spare.pids)
+            return await wait()
+
+        monkeypatch.setattr(process, "wait", watched_wait)
+        return process
+
+    monkeypatch.setattr(spare_module, "spawn", watched)
+    await spare.until_imported()
+    seen.clear()
+    await spare.end()
+    assert seen == [True]
+    assert not spare.pids

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.scheduling.trials import Trials
-from penstock.ipc.messages import PrepareGrammar
+from penstock.parts.grammars.messages import PrepareGrammar
 from penstock.parts.images.scheduler import ImageGate
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -27,6 +27,7 @@ from penstock.ipc.messages import (
     EngineReady,
     FrontendHello,
     ListCache,
+    Message,
     ToFrontend,
 )
 from penstock.parts.routing import scheduler as cache_news
@@ -59,7 +60,7 @@ class CachingEngine:
         assert hello.wants_cache_events
         self.news.add(peer)
 
-    def on_order(self, peer: PeerId, order: Order) -> None:
+    def on_order(self, peer: PeerId, order: Order | Message) -> None:
         assert isinstance(order, ListCache)
         self.num_asked += 1
         self.news.tell_all_of_it(peer)

@@ -42,6 +42,17 @@ ENFORCED = [
     Case("decimal counts", {"type": "string", "maxLength": 2.0}, [("ab", True), ("abc", False)]),
     Case("powers of ten", {"type": "integer", "multipleOf": 1_000_000}, [(3_000_000, True), (5, False)]),
     Case("anything", True, [(5, True), ([None], True)]),
+    *(
+        Case(f"no quotes in {pattern}", {"type": "string", "pattern": f"^{pattern}$"}, [("a b", True), ('"', False)])
+        for pattern in ('[^"]*', r"[^\x22]*", r"[^\u0022\[\]]*", "[^!-/]*", r"[\x00-!#-~]*", '[^"&&[^x]]*', r"\P{P}*")
+    ),
+    Case("no backslashes", {"type": "string", "pattern": r"^[^\\/]+$"}, [('a"\n\x01', True), ("\\", False)]),
+    Case("neither", {"type": "string", "pattern": r'^[^"\\]+$'}, [("a\n", True), ("\\", False), ('"', False)]),
+    Case(
+        "no quotes in names",
+        {"type": "object", "patternProperties": {'^[^"]+$': {}}, "additionalProperties": False},
+        [({"a": 1}, True), ({'"': 1}, False)],
+    ),
     Case("ordinary divisors", {"type": "integer", "multipleOf": 3600}, [(7200, True), (5, False)]),
 ]
 CHECKED = [

@@ -22,6 +22,8 @@ EDIT: dict[str, Any] = {"type": "custom", "name": "edit", "description": "Edits 
 LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 RECURSIVE = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
 
+_RULES_NOT_ENFORCED = "tools: the grammar of 'edit' is shown to the model, but not enforced: 'start' refers to itself"
+
 
 def nested(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool of responses in the shape of chats."""
@@ -189,7 +191,10 @@ def test_what_is_not_enforced_is_told(agent: LiveServer, form: dict[str, Any]) -
     answer = post(agent, "/v1/responses", {"input": "Edit it", "tools": [{**EDIT, "format": form}]})
     assert answer.status == 200, answer.text
     assert "not enforced" in answer.headers["x-penstock-warning"]
-    assert chat(agent, tools=[nested({**EDIT, "format": form})]).headers["x-penstock-warning"]
+    offered = [nested({**EDIT, "format": form})]
+    assert chat(agent, tools=offered).headers["x-penstock-warning"]
+    told = post(agent, "/tokenize", {"messages": [{"role": "user", "content": "Edit it"}], "tools": offered})
+    assert told.headers.get("x-penstock-warning") == (_RULES_NOT_ENFORCED if form is RECURSIVE else None)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """Stop strings: the same result however the text is cut."""
 
 import random
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.frontend.text.stop_strings import StopMatcher, StopStrings
+from penstock.frontend.validation.common import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import chat, chat_text, complete, completion_text, events
 from tests.frontend.live_server import LiveServer
@@ -69,32 +72,43 @@ def test_nothing_is_held_back_without_need(text: str, stops: list[str]) -> None:
         assert len(held) == max(could_begin, default=0)
 
 
-class _CountedSteps(dict[str, int]):
-    """Counts how often a state is left."""
+class _Counted(StopStrings):
+    """Counts the steps that are tried."""
 
-    num_looks = 0
+    num_tried = 0
 
-    def get(self, key: str, default: Any = None) -> Any:
-        type(self).num_looks += 1
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        type(self).num_looks += 1
-        return super().__contains__(key)
+    def _step(self, state: int, character: int) -> int:
+        _Counted.num_tried += 1
+        return super()._step(state, character)
 
 
 def test_a_character_costs_the_same_with_many_stop_strings() -> None:
-    """Strings that all nearly match, many times over: a few look-ups a character with one or a thousand."""
+    """Strings that all nearly match, many times over: a few steps a character with one or a thousand."""
     counts = []
     for num_stops in (1, 1000):
-        strings = StopStrings(tuple("a" * 24 + chr(ord("b") + i) * 2 for i in range(num_stops)))
-        strings.steps = [_CountedSteps(steps) for steps in strings.steps]
+        strings = _Counted(tuple("a" * 24 + chr(ord("b") + i) * 2 for i in range(num_stops)))
         matcher = StopMatcher(strings)
-        _CountedSteps.num_looks = 0
+        _Counted.num_tried = 0
         shown = "".join(matcher.feed("a" * 4)[0] for _ in range(1000))
         assert shown == "a" * (4000 - 24)
-        counts.append(_CountedSteps.num_looks)
+        counts.append(_Counted.num_tried)
     assert counts[0] == counts[1] < 4 * 4000
+
+
+@pytest.mark.parametrize("num_stops", [1, 16, MAX_STOP_STRINGS])
+def test_a_request_that_waits_holds_little(num_stops: int) -> None:
+    """A few times the stop strings themselves, which may be of two bytes a character."""
+    draw = random.Random(num_stops)
+    num_characters = MAX_STOP_CHARACTERS // num_stops
+    stops = tuple("".join(chr(draw.randrange(0x4E00, 0x9000)) for _ in range(num_characters)) for _ in range(num_stops))
+    tracemalloc.start()
+    try:
+        strings = StopStrings(stops)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 512 << 10
+    assert StopMatcher(strings).feed("x" + stops[-1]) == ("x", stops[-1])
 
 
 def test_across_tokens_and_chunks(live: LiveServer) -> None:

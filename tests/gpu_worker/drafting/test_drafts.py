@@ -16,11 +16,10 @@ from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.gpu_worker.drafting.guarded import Guarded, guarded
-from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.grammars.row import GrammarRow
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.drafts import Drafts
 from penstock.gpu_worker.steps.host_step import host_batch
+from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import NewRow, RowError, SamplingParams, StepPlan, StepResult
 from tests.gpu_worker.checkpoints import prompts
@@ -131,11 +130,11 @@ class Given(Drafter):
         return Guesses(np.array(counts, dtype=np.int32), np.array([*chain(*self.guesses)], dtype=np.int32))
 
 
-class Forcing(Grammars):
+class Forcing(RowPart):
     """The grammars of some rows: they want a 7, then any token below 50, then as many ones as there may be."""
 
     def __init__(self, rows: tuple[int, ...]) -> None:
-        self.rows = dict.fromkeys(rows, GrammarRow(None, SamplingParams(max_tokens=1), []))
+        self.rows = rows
         self.can_extend = True
 
     def extend(
@@ -155,7 +154,8 @@ class Forcing(Grammars):
 def drafts_for(*guesses: list[int], grammar_rows: tuple[int, ...] = ()) -> Drafts:
     """Tokens for each row that is asked for."""
     state = RowState(8, 64, 16, CpuDevice(1))
-    drafts = Drafts(state, 8, Forcing(grammar_rows))
+    drafts = Drafts(state, 8)
+    drafts.judge_by([Forcing(grammar_rows)])
     drafts.draft_with(Given(list(guesses)))
     return drafts
 
@@ -232,7 +232,7 @@ def test_a_grammar_forces_tokens_before_and_after_the_guesses_and_cuts_these(
 def test_where_not_all_ranks_know_the_grammar_nothing_is_guessed_under_it() -> None:
     plan = plan_of([1, 2], [5, 5], [2, 1])
     drafts = drafts_for([9], grammar_rows=(1,))
-    drafts._guessing._grammars.can_extend = False
+    drafts._guessing.judges[0].can_extend = False
     batch, step = drafts.expand(plan, host_batch(plan))
     assert step is not None
     assert (batch.rows.tolist(), batch.start.tolist(), batch.num_new.tolist()) == ([1, 2, 2], [5, 5, 6], [1, 1, 1])

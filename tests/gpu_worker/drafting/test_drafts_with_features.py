@@ -17,9 +17,9 @@ from penstock.gpu_worker.drafting.lookup.ngram import NgramDrafter
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from tests.gpu_worker.engine_in_process import Engine
-from tests.gpu_worker.grammars.random_schemas import random_schema
 from tests.gpu_worker.remembered import Remembered
 from tests.gpu_worker.world import EOS, PROMPT, World
+from tests.parts.grammars.worker.random_schemas import random_schema
 
 Make = Callable[[RowState], Drafter]
 Requests = Mapping[str, SamplingParams]

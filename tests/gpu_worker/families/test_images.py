@@ -14,12 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from penstock.core.sequences.intake import Refusal
-from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
 from penstock.gpu_worker.models.loading.vision import positions_by_share
 from penstock.gpu_worker.models.vision.tower import Matrix
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
-from penstock.ipc.messages import AddRequest, EncodeImage, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from penstock.ipc.messages import AddRequest, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from penstock.parts.images.messages import EncodeImage
+from penstock.parts.images.worker.rows import Images
+from penstock.parts.images.worker.store import EmbeddingStore, read_pixels
 from tests.gpu_worker.engine_in_process import schedule
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.eyes import BEGIN, END, EYES, IMAGE, Picture
@@ -108,9 +110,8 @@ class Seeing(Scored):
 
     @property
     def store(self) -> EmbeddingStore:
-        store = self.runner.image_store
-        assert store is not None
-        return store
+        (images,) = (part for part in self.parts if isinstance(part, Images))
+        return images.store
 
     def add_request(self, request: AddRequest) -> Refusal | None:
         if self.hello.images_are_whole:  # then the scheduler must know of them, and asks for them itself

@@ -30,7 +30,8 @@ _OF_PICTURES = {
 @pytest.mark.parametrize("name", EYES if IS_SOAK else ["gemma3"])
 def test_greedy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of several chunks, some with pictures whose positions see each other, beside a text."""
-    monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)  # it takes minutes
+    for name_of_it in ("warm_up", "warm_up_parts"):  # they take minutes
+        monkeypatch.setattr(f"penstock.gpu_worker.startup.start.{name_of_it}", lambda runner, limits: 0)
     known = prompts(name)[1:3]
     reference = SeeingReference(tmp_path, name, known)
     use_fake_cuda(monkeypatch)

@@ -105,17 +105,11 @@ class _Runner:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.grammar_store = _NoGrammars()
-        self.image_store = None
 
     def launch(self, plan: StepPlan) -> _Launched:
         answers = self._group.ask(plan)
         (its,) = (answer for answer, report in zip(answers, self._group.reports, strict=True) if report.hello.answers)
         return _Launched(its)
-
-
-class _NoGrammars:
-    is_busy = False
 
 
 class GroupEngine(Scored):
@@ -125,7 +119,7 @@ class GroupEngine(Scored):
         config = make_config(folder, **options)
         self.hello = group.start(config)
         self.runner: Any = _Runner(group)
-        self._disk = None
+        self.use([])
         self.scheduler = Scheduler.for_worker(config, self.hello)
         self._pending = deque()
         self._num_added = 0

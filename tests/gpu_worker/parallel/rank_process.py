@@ -10,6 +10,7 @@ from penstock.config.ranks import Rank
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.startup.start import Started, start
 from penstock.ipc.messages import StepPlan, WorkerHello
+from penstock.parts.experts.worker import ExpertCounts
 
 EXPERT_TOKENS = "expert tokens"
 """Asks a rank what its experts have computed."""
@@ -44,8 +45,8 @@ def serve_rank(channel: Connection, number: int, num_ranks: int) -> None:
                 channel.send(started.runner.launch(message).result())
             elif message == EXPERT_TOKENS:
                 assert started is not None
-                assert started.experts is not None
-                channel.send(started.experts.take())
+                (counts,) = (part for part in started.parts if isinstance(part, ExpertCounts))
+                channel.send(counts.take())
         except Exception as error:
             channel.send(error)
 

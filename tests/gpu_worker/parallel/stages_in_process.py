@@ -20,7 +20,6 @@ from penstock.config.groups.parallel import ParallelOptions
 from penstock.config.ranks import Place, Rank
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.steps.drafts import FixedLengths
-from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.parallel.alone import Alone
 from penstock.gpu_worker.startup import loaded, start
 from penstock.gpu_worker.steps.stage_runner import StageRunner
@@ -56,8 +55,6 @@ class _Launched(NamedTuple):
 class Stages:
     """All stages, as the one runner that the scheduler takes them for."""
 
-    image_store = None
-
     def __init__(self, config: Config, folder: Path, seed: int) -> None:
         self.num_stages = num_stages = config.parallel.pipeline_parallel_size
         ways = {(i, j): SimpleQueue[Tensor]() for i in range(num_stages) for j in range(num_stages)}
@@ -80,10 +77,6 @@ class Stages:
         self._results: dict[int, StepResult] = {}
         self._rng = Random(seed)
         self.log: list[tuple[int, int]] = []  # stage, step: as they were launched
-
-    @property
-    def grammar_store(self) -> GrammarStore:
-        return self.stages[-1].grammar_store
 
     def launch(self, plan: StepPlan) -> _Launched:
         for held in self._held:
@@ -146,7 +139,7 @@ class StagedEngine(Engine):
         least = min(hello.num_pages for hello in hellos)
         (self.hello,) = [replace(hello, num_pages=least) for hello in hellos if hello.answers]
         self.runner = self.stages  # type: ignore[assignment]
-        self._disk = None
+        self.use(self.stages.started[-1].parts)
         limits = start_limits(config, self.hello)
         self.scheduler = Scheduler(config, limits)
         if texts is not None:

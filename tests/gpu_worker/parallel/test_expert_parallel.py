@@ -11,14 +11,15 @@ from safetensors.torch import load_file
 
 from penstock.config import ConfigError
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.gpu_worker.models.expert_counts import ExpertCounts
-from penstock.ipc.messages import ExpertTokens, LayerTokens, SamplingParams
+from penstock.ipc.messages import SamplingParams
 from penstock.kernels.experts.held_experts import held_experts
 from penstock.lab.planning.costs import Costs
 from penstock.lab.planning.rank_parts import rank_parts
 from penstock.models.description.decoder import Decoder
 from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
+from penstock.parts.experts.messages import ExpertTokens, LayerTokens
+from penstock.parts.experts.worker import ExpertCounts
 from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import GREEDY, Scored, texts_of

@@ -16,6 +16,7 @@ import pytest
 from penstock.config import ConfigError
 from penstock.config.groups.parallel import ParallelOptions
 from penstock.frontend.grammars.child import read_grammar
+from penstock.gpu_worker.startup.start import Started
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.lab.planning.costs import Costs
 from penstock.lab.planning.rank_parts import rank_parts
@@ -24,6 +25,7 @@ from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
 from penstock.models.shards.stages import most_stages
+from penstock.parts.grammars.worker.masks import Grammars
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -213,7 +215,12 @@ def test_grammars(tmp_path: Path) -> None:
     for given in (None, known):
         with staged(tmp_path, 2, layers="1,1", texts=given) as engine:
             assert engine.run(texts, sampling) == expected
-            assert [each.grammar_store.num_known for each in engine.stages.stages] == [0, 1]
+            assert [grammars_of(each).store.num_known for each in engine.stages.started] == [0, 1]
+
+
+def grammars_of(started: Started) -> Grammars:
+    (found,) = (part for part in started.parts if isinstance(part, Grammars))
+    return found
 
 
 # --- what each stage holds --------------------------------------------------------------------------------

@@ -15,21 +15,14 @@ import structlog
 from torch import Tensor
 
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.grammars.store import GrammarStore
-from penstock.gpu_worker.images.store import EmbeddingStore
-from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, WorkerLoop
 from penstock.ipc.messages import (
-    EncodeImage,
-    GrammarPrepared,
     Heartbeat,
-    ImageEncoded,
     Message,
     PixelRef,
     PixelTensor,
-    PrepareGrammar,
     Refused,
     SayHello,
     StepPlan,
@@ -39,6 +32,12 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 from penstock.models.files.folder import HuggingFaceFolder
+from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
+from penstock.parts.grammars.worker.masks import Grammars
+from penstock.parts.images.messages import EncodeImage, ImageEncoded
+from penstock.parts.images.worker.rows import Images
+from penstock.parts.images.worker.store import EmbeddingStore
+from penstock.parts.images.worker.turns import Turns
 
 HELLO = WorkerHello(1, "w", 0, "f", "cpu", "float32", 10, 20, 4, 5, 2, 8)
 END = Refused("the test is over")
@@ -53,7 +52,7 @@ class SlowDevice:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
-        self.grammar_store = GrammarStore(HuggingFaceFolder(Path("nowhere")))
+        self.grammars = Grammars(HuggingFaceFolder(Path("nowhere")), 10, CpuDevice(1))
         self._error = error
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -104,7 +103,7 @@ class Scripted:
 
 
 def run(device: SlowDevice, channel: Scripted) -> int:
-    parts = [device.grammar_store]
+    parts = [device.grammars]
     return WorkerLoop(cast(ModelRunner, device), channel, HELLO, 100, max_silence_ms=300, parts=parts).run()
 
 
@@ -144,7 +143,7 @@ class QuickDevice(SlowDevice):
 
 
 def loop_with_images(device: SlowDevice, channel: Scripted, pictures: Any) -> WorkerLoop:
-    parts = [EmbeddingStore(pictures)]
+    parts = [Images(EmbeddingStore(pictures), CpuDevice(1), turns=False)]
     return WorkerLoop(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, parts=parts)
 
 

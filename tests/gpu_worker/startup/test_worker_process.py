@@ -16,6 +16,7 @@ import torch
 import zmq
 
 from penstock.config import Config, IpcOptions
+from penstock.config.parts import with_parts
 from penstock.ipc import process, sockets
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -71,7 +72,7 @@ class Peer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"ipc://{run_dir}/w"
         self.socket = sockets.router(self._context, address)
-        self._codec: Codec[Any] = Codec(FromWorker)
+        self._codec: Codec[Any] = Codec(with_parts(FromWorker, "FROM_WORKER"))
         self._worker = b""
         config: Config = msgspec.structs.replace(
             make_config(folder, **options),

@@ -327,6 +327,15 @@ def test_quantized_at_load(quantization: str, bits: float, head_bits: float) -> 
     assert costs.weight_bytes_read(1) == pytest.approx(read, rel=2e-3)
 
 
+def test_a_model_of_transformers_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"architectures": ["PersimmonForCausalLM"], "vocab_size": 64, "num_hidden_layers": 1, "hidden_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, _, error = run(capsys, str(tmp_path))
+    assert code == 2
+    assert "PersimmonForCausalLM runs through transformers' code" in error
+    assert "config.json is not enough" in error
+
+
 def test_quantized_at_load_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMAS["8B"]))
     _, out, _ = run(capsys, str(tmp_path), "--gpu", "a100", "--quantization", "int8")

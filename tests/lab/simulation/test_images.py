@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from penstock.config import Config, ConfigError
-from penstock.gpu_worker.images import turns
 from penstock.lab.simulation import tower as tower_model
 from penstock.lab.simulation.arrivals import Arrival, ShownImage, read, write
 from penstock.lab.simulation.fit import EncodeCosts, fit_encoding
 from penstock.lab.simulation.study import Machine, Tower, measured
+from penstock.parts.images.worker import turns
 from penstock.parts.recording.lines import AnyLine, Encoded, End, Header, RecordedImage, Result, Worker, encoded, told
 from penstock.parts.recording.lines import Arrival as RecordedArrival
 from tests.lab.simulation.loads import KnownDevice, machine, simulator

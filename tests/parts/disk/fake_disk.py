@@ -4,8 +4,8 @@ from array import array
 from random import Random
 
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
 from penstock.ipc.page_keys import KEY_BYTES
+from penstock.parts.disk.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
 from tests.core.fake_worker import FakeWorker
 
 Content = tuple["array[int]", dict[int, tuple[int, int]]]

@@ -15,8 +15,8 @@ import pytest
 import tests.core.driver
 from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.sequences.limits import WorkerLimits
-from penstock.ipc.messages import DiskContents
 from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.messages import DiskContents
 from penstock.parts.disk.scheduler import DiskMoves
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -1,6 +1,6 @@
 """How evenly tokens go to ranks, by what these tell."""
 
-from penstock.ipc.messages import ExpertTokens, LayerTokens
+from penstock.parts.experts.messages import ExpertTokens, LayerTokens
 from penstock.parts.experts.scheduler import ExpertCounts
 
 

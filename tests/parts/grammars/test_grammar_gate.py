@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.scheduling.trials import ENDS_WORKERS
-from penstock.ipc.messages import GrammarPrepared
+from penstock.parts.grammars.messages import GrammarPrepared
 from penstock.parts.grammars.scheduler import BYTES_IN_USE, MAX_BYTES, GrammarGate
 from tests.core.driver import Driver, make_limits, make_request
 

@@ -18,18 +18,8 @@ import tests.core.driver
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import (
-    AbortRequest,
-    AddRequest,
-    HandoverReleased,
-    HandoverTaken,
-    KVReceived,
-    KVSource,
-    OfferKV,
-    ReceiveKV,
-    SequenceDelta,
-    StopReceivingKV,
-)
+from penstock.ipc.messages import AbortRequest, AddRequest, HandoverReleased, HandoverTaken, KVSource, SequenceDelta
+from penstock.parts.handover.messages import KVReceived, OfferKV, ReceiveKV, StopReceivingKV
 from penstock.parts.handover.scheduler import arrivals
 from penstock.parts.handover.scheduler.arrivals import Arrivals
 from penstock.parts.handover.scheduler.handovers import Handovers

@@ -1,1 +1,0 @@
-"""KV pages in files, which survive the process."""

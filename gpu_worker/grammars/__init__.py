@@ -1,1 +1,0 @@
-"""Structured output: which tokens each row may sample next."""

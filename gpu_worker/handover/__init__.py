@@ -1,1 +1,0 @@
-"""KV pages that workers of other engines read from this one, and pages that this one reads from them."""

@@ -1,1 +1,0 @@
-"""The embeddings of pictures."""

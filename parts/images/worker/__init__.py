@@ -1,0 +1,5 @@
+"""The embeddings of pictures."""
+
+from penstock.parts.images.worker.rows import Images
+
+PARTS = (Images,)
