@@ -18,11 +18,9 @@ def of_engine(config: Config, number: int) -> Config:
     and perhaps a role of its own."""
     if config.parallel.data_parallel_size == 1:
         return config
-    ipc, parallel = config.ipc, config.parallel
-    role = parallel.role[number : number + 1] if len(parallel.role) > 1 else parallel.role
+    ipc = config.ipc
     return replace(
         with_own_files(config, number),
-        parallel=replace(parallel, role=role),
         ipc=replace(
             ipc,
             frontend_address=addresses_in(ipc.frontend_address)[number],
@@ -36,31 +34,12 @@ def with_own_files(config: Config, number: int) -> Config:
     """Give one of several engines its own files: folders get a subfolder, files a number before their suffix."""
     if config.parallel.data_parallel_size == 1:
         return config
-    scheduler, worker, folder = config.scheduler, config.worker, f"engine-{number}"
-    return replace(
-        config,
-        scheduler=replace(
-            scheduler,
-            step_trace=_numbered_file(scheduler.step_trace, number),
-            record=_numbered_recording(scheduler.recording, number),
-        ),
-        worker=replace(
-            worker,
-            disk_kv=_subfolder(worker.disk_kv, folder),
-            profile=worker.profile and str(Path(worker.profile) / folder),
-        ),
-    )
+    worker = config.worker
+    worker = replace(worker, profile=worker.profile and str(Path(worker.profile) / f"engine-{number}"))
+    return replace(config, worker=worker).with_options(*(options.of_engine(number) for options in config.of_parts()))
 
 
-def _numbered_recording(recording: tuple[Path, int] | None, number: int) -> str:
-    return "" if recording is None else f"{_numbered_file(str(recording[0]), number)}:{recording[1]}"
-
-
-def _subfolder(disk_kv: str, name: str) -> str:
-    folder, _, size = disk_kv.rpartition(":")
-    return disk_kv and f"{Path(folder) / name}:{size}"
-
-
-def _numbered_file(name: str, number: int) -> str:
+def numbered_file(name: str, number: int) -> str:
+    """The file of one of several engines in place of a file that an option names; "" stays so."""
     path = Path(name)
     return name and str(path.with_name(f"{path.stem}-{number}{path.suffix}"))

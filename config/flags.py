@@ -3,6 +3,7 @@
 import argparse
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -10,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.config.groups.base import Shown
-from penstock.config.options import Config, ConfigError, Options, validate
+from penstock.config.options import Config, ConfigError, option_groups, validate
+from penstock.config.part_options import part_options
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 
@@ -24,7 +26,7 @@ _UNITS = {
 _MAX_CHOICES = 24
 """Characters; more choices are too long to stand behind an option's name."""
 
-GROUP_TITLES = {
+_TITLES = {
     "model": "Model",
     "scheduler": "Scheduler",
     "worker": "Worker",
@@ -38,7 +40,7 @@ GROUP_TITLES = {
 class Flag(msgspec.Struct, frozen=True):
     """One option as users meet it."""
 
-    group: str  # the field of Config that holds it
+    group: str  # the field of Config that holds it, or the part that brings it
     field: str
     type: Any
     default: Any
@@ -77,22 +79,38 @@ class Flag(msgspec.Struct, frozen=True):
         return f"{value}[,...]" if get_origin(self.type) is tuple else value
 
 
+def group_title(group: str) -> str:
+    """What stands above a group's options."""
+    return _TITLES[group] if group in _TITLES else part_options()[group].title
+
+
 def flags(groups: Iterable[str] | None = None) -> list[Flag]:
-    """All flags of the given groups of Config (default: of all), in the order of their definition."""
+    """All flags of the given groups of Config (default: of all) and of the parts that stand beside them."""
     return [flag for flag in fields(groups) if not flag.is_internal]
 
 
 def fields(groups: Iterable[str] | None = None) -> list[Flag]:
     """The flags, and the internal fields of the groups, which only programs set."""
+    own = list(_TITLES if groups is None else groups)
+    of_parts = [name for name, options in part_options().items() if options.beside in own]
+    return list(chain.from_iterable(map(fields_of, (*own, *of_parts))))
+
+
+def flags_of(group: str) -> list[Flag]:
+    """The flags of one group alone, in the order of their definition."""
+    return [flag for flag in fields_of(group) if not flag.is_internal]
+
+
+def fields_of(group: str) -> list[Flag]:
+    """The flags of one group alone, and its internal fields."""
+    options = option_groups()[group]
+    hints = get_type_hints(options, include_extras=True)
     found = []
-    for group in Config.__struct_fields__ if groups is None else groups:
-        options: type[Options] = get_type_hints(Config)[group]
-        hints = get_type_hints(options, include_extras=True)
-        for field, default in zip(options.__struct_fields__, options.__struct_defaults__, strict=True):
-            of_type, *notes = get_args(hints[field])
-            meta = next((note for note in notes if isinstance(note, Meta)), Meta())
-            shown = next((note for note in notes if isinstance(note, Shown)), Shown())
-            found.append(Flag(group, field, of_type, default, meta.description or "", shown))
+    for field, default in zip(options.__struct_fields__, options.__struct_defaults__, strict=True):
+        of_type, *notes = get_args(hints[field])
+        meta = next((note for note in notes if isinstance(note, Meta)), Meta())
+        shown = next((note for note in notes if isinstance(note, Shown)), Shown())
+        found.append(Flag(group, field, of_type, default, meta.description or "", shown))
     return found
 
 
@@ -117,6 +135,7 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
         ConfigError: naming the option or the variable, the value and the bound that it violates.
     """
     given = vars(namespace)
+    groups = option_groups()
     values: dict[str, dict[str, Any]] = {}
     for flag in fields():
         if flag.field in given:
@@ -128,15 +147,16 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
         if get_origin(flag.type) is tuple:
             words = [value] if isinstance(value, str) else value
             value = [part.strip() for word in words for part in word.split(",") if part.strip()]
-        options: type[Options] = get_type_hints(Config)[flag.group]
-        annotation = get_type_hints(options, include_extras=True)[flag.field]
+        annotation = get_type_hints(groups[flag.group], include_extras=True)[flag.field]
         try:  # lax: the environment has only strings
             values.setdefault(flag.group, {})[flag.field] = msgspec.convert(value, annotation, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source} {value!r}: {error}") from None
         if isinstance(values[flag.group][flag.field], float) and not isfinite(values[flag.group][flag.field]):
             raise ConfigError(f"{source} must be a finite number, got {value!r}")
-    return validate(msgspec.convert(values, Config))
+    parts = part_options()
+    config = msgspec.convert({name: given for name, given in values.items() if name not in parts}, Config)
+    return validate(config.with_options(*(parts[name](**given) for name, given in values.items() if name in parts)))
 
 
 def default_text(default: Any) -> str:

@@ -5,7 +5,12 @@ the docs are all made from the structs in `groups/`, so they cannot drift apart.
 """
 
 import re
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Self, TypeVar, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.config.groups.base import Options
 from penstock.config.groups.frontend import FrontendOptions
@@ -17,6 +22,7 @@ from penstock.config.groups.scheduling import BatchingName, PreemptionKind, Sche
 from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
 from penstock.config.networks import problem_with_network
 from penstock.config.observing import problem_with_observers
+from penstock.config.part_options import PartOptions, part_options
 from penstock.config.speculative import speculative_config
 from penstock.ipc.addresses import addresses_in, is_tcp
 from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
@@ -42,11 +48,16 @@ __all__ = [
     "channel_keys",
     "check_engines",
     "check_tiers",
+    "option_groups",
+    "problem_with_keys",
     "validate",
 ]
 
 
-class Config(Options, frozen=True):
+_Part = TypeVar("_Part", bound=PartOptions)
+
+
+class Config(Options, frozen=True, dict=True):
     """All options of one launch, by group. Frozen: whoever needs another value makes another Config."""
 
     model: ModelOptions = ModelOptions()
@@ -56,6 +67,34 @@ class Config(Options, frozen=True):
     frontend: FrontendOptions = FrontendOptions()
     ipc: IpcOptions = IpcOptions()
     log: LogOptions = LogOptions()
+    parts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Options of parts, by the part's name, as plain values and without defaults: ask `of` for them."""
+
+    def of(self, kind: type[_Part]) -> _Part:
+        """The options of a part."""
+        found: _Part | None = self._of_parts.get(kind)
+        if found is None:
+            found = self._of_parts[kind] = msgspec.convert(self.parts.get(kind.part, {}), kind)
+        return found
+
+    def of_parts(self) -> tuple[PartOptions, ...]:
+        """The options of all parts that there are."""
+        return tuple(self.of(kind) for kind in part_options().values())
+
+    def with_options(self, *options: PartOptions) -> Self:
+        """Return the same configuration with other options of parts."""
+        parts = self.parts | {each.part: msgspec.json.decode(msgspec.json.encode(each)) for each in options}
+        return replace(self, parts={name: values for name, values in parts.items() if values})
+
+    @cached_property
+    def _of_parts(self) -> dict[type[PartOptions], Any]:
+        return {}
+
+
+def option_groups() -> dict[str, type[Options]]:
+    """All groups of options: the fields of `Config`, then those that parts bring, by the part's name."""
+    own = {name: kind for name, kind in get_type_hints(Config).items() if isinstance(kind, type) and name != "parts"}
+    return {**own, **part_options()}
 
 
 _ANYWHERE = {"0.0.0.0", "::", "*"}
@@ -78,16 +117,6 @@ def validate(config: Config) -> Config:
     page_size = config.scheduler.page_size
     if page_size & (page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, got {page_size}")
-    if config.scheduler.record_prompts and not config.scheduler.record:
-        raise ConfigError("--record-prompts has no effect without --record FILE")
-    try:
-        disk_tier = config.worker.disk_tier
-    except ValueError as error:
-        raise ConfigError(f"--disk-kv {config.worker.disk_kv!r}: {error}") from None
-    if disk_tier and config.parallel.num_ranks > 1:
-        raise ConfigError(
-            f"--disk-kv: an engine of {config.parallel.num_ranks} workers has no disk tier; --host-kv-gib works"
-        )
     try:
         speculative = speculative_config(config.worker.speculative_config)
     except ValueError as error:
@@ -98,15 +127,6 @@ def validate(config: Config) -> Config:
         )
     if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
         raise ConfigError("pipeline_layers has no effect without --pipeline-parallel-size")
-    if config.parallel.role and config.parallel.pipeline_parallel_size > 1:
-        raise ConfigError("--role: pages cannot be handed over between pipelines; --tensor-parallel-size can be more")
-    if config.parallel.role and not config.scheduler.enable_prefix_caching:
-        raise ConfigError("--role needs the prefix cache, in which pages of other engines arrive")
-    if len(config.parallel.role) not in (0, 1, config.parallel.data_parallel_size):
-        raise ConfigError(
-            f"--role {','.join(config.parallel.role)}: one role for all engines or one for each of the "
-            f"--data-parallel-size {config.parallel.data_parallel_size}"
-        )
     try:
         admin_address = config.frontend.admin_address
     except ValueError as error:
@@ -126,18 +146,27 @@ def validate(config: Config) -> Config:
     for flag, address in (
         ("--frontend-address", config.ipc.frontend_address),
         ("--worker-address", config.ipc.worker_address),
-        ("--kv-transfer-address", config.parallel.kv_transfer_address),
     ):
-        if any(map(is_tcp, addresses_in(address))) and not config.ipc.channel_key_file:
-            raise ConfigError(
-                f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
-                "without keys anybody who reaches it could send and read messages"
-            )
+        if problem := problem_with_keys(flag, address, config):
+            raise ConfigError(problem)
     for address in filter(None, addresses_in(config.ipc.rendezvous_address)):
         if problem := _problem_with_rendezvous(address, has_keys=bool(config.ipc.channel_key_file)):
             raise ConfigError(f"--rendezvous-address {address!r}{problem}")
+    for options in config.of_parts():
+        if problem := options.problem(config):
+            raise ConfigError(problem)
     channel_keys(config)
     return config
+
+
+def problem_with_keys(flag: str, address: str, config: Config) -> str:
+    """Why an option's addresses, with commas between them, are unsafe without keys; "" if they are not."""
+    if config.ipc.channel_key_file or not any(map(is_tcp, addresses_in(address))):
+        return ""
+    return (
+        f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
+        "without keys anybody who reaches it could send and read messages"
+    )
 
 
 def _problem_with_rendezvous(address: str, *, has_keys: bool) -> str:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, get_origin
 
 from penstock.config.argument_types import not_negative, not_negative_float, positive, positive_float, share
-from penstock.config.flags import GROUP_TITLES, Flag, default_text, flags, spelled_out
+from penstock.config.flags import Flag, default_text, flags, group_title, spelled_out
 from penstock.config.removed import why_gone
 
 _WIDTH = 100
@@ -167,7 +167,7 @@ class Parser(argparse.ArgumentParser):
             told = [flag for flag in self._flags if flag.group == group and (self._shows_all or flag.shown.line)]
             if told:
                 show = self._entry if self._shows_all else _line
-                text += f"\n{GROUP_TITLES[group]}:\n" + "".join(map(show, told))
+                text += f"\n{group_title(group)}:\n" + "".join(map(show, told))
         notes = []
         if self._flags and self._has_variables:
             notes.append("Each option is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS.\n")

@@ -51,6 +51,11 @@ def brought(file: str, base: type[_Base]) -> tuple[type[_Base], ...]:
     return tuple(kind for kind in _listed(file, "PARTS") if issubclass(kind, base))
 
 
+def metrics() -> tuple[Any, ...]:
+    """What `/metrics` shows of engines' parts: `METRICS` of their `metrics.py`."""
+    return _listed("metrics", "METRICS")
+
+
 def messages(direction: str) -> tuple[type, ...]:
     """What parts say in a direction: `TO_WORKER`, `FROM_WORKER`, `TO_FRONTEND` or `FROM_FRONTEND` of `messages.py`."""
     return _listed("messages", direction)

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from penstock.config import Config
-from penstock.config.flags import GROUP_TITLES, Flag, default_text, flags
+from penstock.config.flags import Flag, default_text, flags_of, group_title
+from penstock.config.options import option_groups
 
 PAGE = Path(__file__).parent / "options.md"
 
 _HEAD = """\
-<!-- Written by docs/options_page.py from config/groups/: change it there, then run `make docs`. -->
+<!-- Written by docs/options_page.py from config/groups/ and options.py of parts: change those, then `make docs`. -->
 # Options
 
 Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the
@@ -39,11 +39,10 @@ abbreviated; `_` in a name is taken for `-`.
 def page() -> str:
     """The whole page as Markdown."""
     parts = [_HEAD]
-    for group in Config.__struct_fields__:
-        options = get_type_hints(Config)[group]
-        parts.append(f"\n## {GROUP_TITLES[group]}\n\n{(options.__doc__ or '').strip()}\n")
+    for group, options in option_groups().items():
+        parts.append(f"\n## {group_title(group)}\n\n{(options.__doc__ or '').strip()}\n")
         hints = get_type_hints(options, include_extras=True)
-        for flag in flags([group]):
+        for flag in flags_of(group):
             parts.append(_entry(flag, hints[flag.field]))
     return "".join(parts)
 

@@ -42,7 +42,4 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield "--speculative-config", "which cannot go back behind wrong guesses"
     if config.worker.host_kv_gib:
         yield "--host-kv-gib", "which has no lower tier: pages alone are no start"
-    if config.worker.disk_kv:
-        yield "--disk-kv", "which has no lower tier: pages alone are no start"
-    if config.parallel.role:
-        yield "--role", "which is not handed over: pages alone are no start"
+    yield from filter(None, (options.problem_with_states() for options in config.of_parts()))

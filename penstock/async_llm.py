@@ -38,7 +38,7 @@ from penstock.models.check import check_checkpoint
 from penstock.models.files.source import fingerprint
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
-from penstock.options import APART_ONLY, config_of, quiet
+from penstock.options import apart_only, config_of, quiet
 from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
@@ -67,7 +67,7 @@ class AsyncLLM:
         """
         if engine not in ("thread", "process"):
             raise ConfigError(f"engine must be 'thread' or 'process', got {engine!r}")
-        if engine == "thread" and (surplus := APART_ONLY & options.keys()):
+        if engine == "thread" and (surplus := apart_only() & options.keys()):
             raise ConfigError(f"{min(surplus)} has an effect only with engine='process'")
         config = config_of({"model": str(model)} | options)
         quiet(config.log.log_level)
@@ -131,7 +131,7 @@ class AsyncLLM:
                 router = router_for(self.config, len(links), metrics.registry)
                 book = RequestBook(links, self.config.scheduler, router)
                 self._service = Service(self.config, model, book, metrics)
-                await self._service.learn()
+                await self._service.start()
                 await self._service.engine.wait_ready(_READY_SECONDS)
             return self._service
 

@@ -15,15 +15,13 @@ from penstock.config import Config, ConfigError
 from penstock.config.flags import config_from, fields, flags
 from penstock.config.options import check_tiers
 from penstock.config.parser import unknown_flag
+from penstock.config.part_options import part_options
 
 _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests", "price_per_hour")
 """Options of the HTTP side that concern texts and requests, and so have an effect without HTTP."""
 
-APART_ONLY = frozenset(
+_APART_ONLY = frozenset(
     (
-        "step_trace",
-        "record",
-        "record_prompts",
         "queue_patience",
         "queue_timeout",
         "profile",
@@ -32,6 +30,11 @@ APART_ONLY = frozenset(
     )
 )
 """Options of separate processes, without effect on an engine in the caller's process."""
+
+
+def apart_only() -> frozenset[str]:
+    """Options that have no effect on an engine in the caller's process."""
+    return _APART_ONLY.union(*(options.apart_only for options in part_options().values()))
 
 
 def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Config:

@@ -6,9 +6,6 @@ from msgspec import Meta
 
 from penstock.config.groups.base import INTERNAL, Options, Shown
 
-RoleName = Literal["both", "prefill", "decode"]
-KVTransportName = Literal["auto", "shared_memory", "zmq", "nixl"]
-
 
 class ParallelOptions(Options, frozen=True):
     """How a model is spread over workers, and how many copies of it serve."""
@@ -95,30 +92,6 @@ class ParallelOptions(Options, frozen=True):
         ),
         INTERNAL,
     ] = "auto"
-    role: Annotated[
-        tuple[RoleName, ...],
-        Meta(
-            description="What engines do: 'prefill' computes prompts and hands their KV pages over, 'decode' goes on "
-            "with them, 'both' serves alone and can become either (`penstock role`). One for all engines, or one for "
-            "each, with commas. None: engines serve alone, and hand nothing over."
-        ),
-        Shown("ROLE", "prefill, decode or both, for all engines or for each"),
-    ] = ()
-    kv_transport: Annotated[
-        KVTransportName,
-        Meta(
-            description="How KV pages go from engine to engine: 'shared_memory' on one host with CPU workers, 'zmq' "
-            "over sockets, 'nixl' by NIXL, which must be installed. 'auto' takes the best of these that both have."
-        ),
-        INTERNAL,
-    ] = "auto"
-    kv_transfer_address: Annotated[
-        str,
-        Meta(
-            description="Address of a worker's socket for readers of its KV pages, as other hosts reach it: "
-            "tcp://HOST:PORT, PORT 0 for any; rank R takes PORT + R. Empty: an ipc:// socket beside --worker-address."
-        ),
-    ] = ""
 
     @property
     def num_ranks(self) -> int:

@@ -1,14 +1,10 @@
 """Options: the scheduler."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from penstock.config.groups.base import INTERNAL, Options, Shown
-
-_SIZED_FILE = re.compile(r"(.+):([1-9][0-9]*)")
 
 BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
 PreemptionKind = Literal["recompute", "swap", "auto"]
@@ -151,29 +147,3 @@ class SchedulerOptions(Options, frozen=True):
         ),
         INTERNAL,
     ] = 64
-    step_trace: Annotated[
-        str, Meta(description="Write one JSON line per step to this file. Empty: no trace."), Shown("PATH")
-    ] = ""
-    record: Annotated[
-        str,
-        Meta(
-            description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
-            " reads: the last 256 MiB or, as FILE:MIB, so many, over all its files. Empty: no recording."
-        ),
-        Shown("PATH[:MIB]", "write down what happens, for `penstock replay`"),
-    ] = ""
-    record_prompts: Annotated[
-        bool,
-        Meta(
-            description="Record the tokens of prompts and outputs too, without which nothing can be computed again. "
-            "Whoever reads the file then reads what users wrote."
-        ),
-    ] = False
-
-    @property
-    def recording(self) -> tuple[Path, int] | None:
-        """The file of --record and the most MiB of all its files; None without one."""
-        if not self.record:
-            return None
-        found = _SIZED_FILE.fullmatch(self.record)
-        return (Path(self.record), 256) if found is None else (Path(found[1]), int(found[2]))

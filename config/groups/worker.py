@@ -1,7 +1,5 @@
 """Options: the worker."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -11,8 +9,6 @@ from penstock.config.groups.base import Options, Shown
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "torch"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
-
-_SIZE = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
 
 
 class WorkerOptions(Options, frozen=True):
@@ -93,15 +89,6 @@ class WorkerOptions(Options, frozen=True):
         ),
         Shown(line="host memory for KV pages that do not fit the pool"),
     ] = 0.0
-    disk_kv: Annotated[
-        str,
-        Meta(
-            description="Folder for KV pages of prefixes that are long or were used again, and the most disk space for "
-            "this model's, such as /var/kv:50 for 50 GiB: they survive a restart. The files reveal prompts to whoever "
-            "can read them. Empty: none."
-        ),
-        Shown("PATH:GIB", "folder for KV pages that survive a restart, and its size"),
-    ] = ""
     num_threads: Annotated[
         int,
         Meta(
@@ -136,17 +123,3 @@ class WorkerOptions(Options, frozen=True):
         ),
         Shown("PATH"),
     ] = ""
-
-    @property
-    def disk_tier(self) -> tuple[Path, float] | None:
-        """The folder of the disk tier and its size in GiB; None without one.
-
-        Raises:
-            ValueError: --disk-kv is not FOLDER:GIB.
-        """
-        if not self.disk_kv:
-            return None
-        folder, _, size = self.disk_kv.rpartition(":")
-        if not folder or not _SIZE.fullmatch(size) or not float(size):
-            raise ValueError("it must be FOLDER:GIB, such as /var/kv:50 for 50 GiB")
-        return Path(folder), float(size)

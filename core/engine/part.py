@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from penstock.config import Config
 from penstock.config.parts import brought
 from penstock.core.scheduling.answers import Answers
 from penstock.core.scheduling.scheduler import ScheduledStep
@@ -50,14 +49,6 @@ class EnginePart:
     def of(cls, engine: "Engine") -> Self | None:
         """Return the part for an engine that starts, or None if it needs none; there are no workers yet."""
         raise NotImplementedError
-
-    @classmethod
-    def check_outputs(cls, config: Config) -> None:
-        """Make sure, before anything is loaded, that the files which options name can be written.
-
-        Raises:
-            ConfigError: naming the file and the system's reason.
-        """
 
     # --- frontends --------------------------------------------------------------------------
 

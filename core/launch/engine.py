@@ -121,7 +121,7 @@ class EngineLaunch:
 
     async def end(self, hurry: asyncio.Event) -> None:
         """End all processes, without waiting for anything once `hurry` is set."""
-        if self.config.worker.disk_kv:  # the scheduler lets the worker write the pages worth keeping
+        if any(options.writes_at_end for options in self.config.of_parts()):
             await end_all([self.scheduler], END_GRACE + _WRITE_GRACE, hurry)
         await end_all(self.children, END_GRACE, hurry)
 

@@ -4,10 +4,7 @@ import os
 from pathlib import Path
 
 from penstock.config import Config, ConfigError
-from penstock.config.parts import brought
-from penstock.core.engine.part import EnginePart
-
-TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this
+from penstock.config.writable import try_to_write
 
 
 def check_output_files(config: Config) -> None:
@@ -16,8 +13,6 @@ def check_output_files(config: Config) -> None:
     Raises:
         ConfigError: naming the file and the system's reason.
     """
-    for part in brought("scheduler", EnginePart):
-        part.check_outputs(config)
     if folder := config.worker.profile:
         trial = Path(folder) / ".trial"
         try:
@@ -28,6 +23,8 @@ def check_output_files(config: Config) -> None:
             raise ConfigError(f"cannot write a profile into {folder!r}: {error.strerror}") from None
     if folder := config.frontend.data_dir:
         _check_data_dir(Path(folder))
+    for options in config.of_parts():
+        options.check_files()
 
 
 def _check_data_dir(folder: Path) -> None:
@@ -41,16 +38,3 @@ def _check_data_dir(folder: Path) -> None:
             trial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--data-dir {str(folder)!r} cannot be used: {error.strerror}") from None
-
-
-def try_to_write(path: Path) -> None:
-    """Make sure that a file can be written; an existing one is empty afterwards.
-
-    Raises:
-        OSError: with the system's reason.
-    """
-    with path.open("wb") as file:
-        file.write(TRIAL)
-        file.flush()
-        if file.seekable():
-            file.truncate(0)

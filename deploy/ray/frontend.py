@@ -109,7 +109,7 @@ class _Model:
         self._observing = observing(config.frontend)
         observers = tuple(each.note for each in self._observing)
         self._service = service = Service(config, model, book, self._metrics, observers=observers)
-        await service.learn()
+        await service.start()
         self._tasks = [asyncio.create_task(work) for work in (fleet.follow(book), service.generations.keep_alive())]
         return service
 

@@ -20,13 +20,16 @@ from penstock.models.finding.registry import served_model_names
 _NOT_OURS = {
     "ipc": {"frontend_address", "worker_address", "rendezvous_address", "runtime_dir", "channel_key_file"},
     "frontend": {"host", "port", "admin_port", "num_frontends", "tls_certificate", "tls_key"},
-    "parallel": {"data_parallel_size", "role"},
+    "parallel": {"data_parallel_size"},
+    "handover": {"role"},
 }
 """Options without effect here: Serve has the HTTP server and the number of engines, and addresses are chosen."""
 
+_REPLICAS = "engines are replicas here, each for itself: use min_engines and max_engines"
 _WHY = {
     "frontend": "Ray Serve has the HTTP server: see its http_options",
-    "parallel": "engines are replicas here, each for itself: use min_engines and max_engines",
+    "parallel": _REPLICAS,
+    "handover": _REPLICAS,
     "ipc": "the application chooses addresses and keys itself",
 }
 

@@ -41,6 +41,7 @@ from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.exchange.tenants import user_of
 from penstock.frontend.grammars.reader import GrammarReader
 from penstock.frontend.image_source import ImageLimits
+from penstock.frontend.part import FrontendParts
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import Database
@@ -348,6 +349,7 @@ class Service:
     siblings: Siblings | None = field(default=None, init=False)  # other frontends of the launch
     grammars: GrammarReader = field(init=False)
     prompts: PromptReader = field(init=False)
+    parts: FrontendParts = field(init=False)
     generations: Generations = field(default_factory=Generations)
     observers: tuple[Observer, ...] = ()  # called for requests that have ended
     _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
@@ -375,6 +377,12 @@ class Service:
         limits = (MAX_STORED, options.max_stored_response_bytes)
         self.responses = ResponseStore(tables, *limits)
         self.conversations = ConversationStore(tables, *limits)
+        self.parts = FrontendParts(self)
+
+    async def start(self) -> None:
+        """Get ready to serve; call it once, before requests."""
+        await self.learn()
+        await self.parts.start()
 
     def share_stored(self, other: "Service") -> None:
         """From now on, share stored responses, conversations and streams with another service in this process."""
@@ -502,6 +510,7 @@ class Service:
         if self.siblings is not None:
             await self.siblings.close()
         self.streams.close()
+        await self.parts.close()
         await self.engine.close()
         await self.grammars.close()
         await self.prompts.close()

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import zmq
 
 from penstock.config.options import Config, channel_keys
+from penstock.config.parts import with_parts
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
@@ -60,7 +61,7 @@ Connect = Callable[[EngineAddress, Callable[[ToFrontend], None], Callable[[], No
 
 def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = lambda: None) -> Connect:
     """Make connections over ZeroMQ; `on_dropped` is called for each message that cannot be read."""
-    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    codec: Codec[ToFrontend] = Codec(with_parts(ToFrontend, "TO_FRONTEND"))
     return lambda to, on_message, on_broken: Dealer(
         context, to.address, to.name, codec, on_message, to.keys, on_dropped, on_broken
     )

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -26,6 +26,8 @@ from penstock.frontend.engine.connection import Connect, EngineAddress
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
+    AnyAnswer,
+    AnyQuestion,
     CacheEvents,
     EngineNotReady,
     EngineReady,
@@ -34,19 +36,12 @@ from penstock.ipc.messages import (
     FrontendHello,
     Goodbye,
     Heartbeat,
-    ListRequests,
     Message,
-    PageMap,
-    PrefixTree,
     Refused,
-    RequestLife,
-    RequestList,
     SayHello,
     ToFrontend,
     TokenBatch,
-    WatchedSteps,
 )
-from penstock.ipc.messages.watching import Answer, Question
 from penstock.ipc.queue_turns import WaitingCounts
 
 log = structlog.get_logger()
@@ -122,12 +117,12 @@ class EngineLink:
         self.not_ready_reason = "the engine has not answered yet"
         self.on_cache_events: Callable[[CacheEvents], None] | None = None
         """Called with what the engine has cached. Set it before `open`."""
-        self.on_steps: Callable[[WatchedSteps], None] | None = None
-        """Called with the engine's steps, after they were asked for."""
+        self.listeners: dict[type[Message], Callable[[Any], None]] = {}
+        """Called with messages of these types, which are no answers: a part asks for them."""
         self._connect_to = connect
         self._on_refused = on_refused
         self._num_asked = 0
-        self._asked: dict[int, asyncio.Future[RequestList | Answer]] = {}
+        self._asked: dict[int, asyncio.Future[AnyAnswer]] = {}
         self._loop = asyncio.get_running_loop()
         self._progress_at = self._loop.time()  # last sign of steps being computed, or of there being nothing to compute
         self._silent_since: float | None = None  # when a scheduler that was given up sent its last message
@@ -188,10 +183,10 @@ class EngineLink:
         self._last_sent = self._loop.time()
         return self._channel.send(message)
 
-    async def ask(self, question: ListRequests | Question, seconds: float) -> RequestList | Answer | None:
+    async def ask(self, question: AnyQuestion, seconds: float) -> AnyAnswer | None:
         """Ask the engine something; the question's number is set here. None if it does not answer in time."""
         number = self._num_asked = self._num_asked + 1
-        answer: asyncio.Future[RequestList | Answer] = self._loop.create_future()
+        answer: asyncio.Future[AnyAnswer] = self._loop.create_future()
         self._asked[number] = answer
         try:
             if not self.send(replace(question, number=number)):
@@ -251,15 +246,15 @@ class EngineLink:
             case CacheEvents():
                 if self.on_cache_events is not None:
                     self.on_cache_events(message)
-            case WatchedSteps():
-                if self.on_steps is not None:
-                    self.on_steps(message)
-            case RequestList() | PageMap() | PrefixTree() | RequestLife():
+            case AnyAnswer():
                 if (answer := self._asked.get(message.number)) is not None and not answer.done():
                     answer.set_result(message)
             case Refused():
                 log.error("refused by the scheduler", reason=message.reason)
                 self._on_refused(message.reason)
+            case _:
+                if (listener := self.listeners.get(type(message))) is not None:
+                    listener(message)
 
     def _on_ready(self, facts: EngineReady) -> None:
         if self.facts is None:

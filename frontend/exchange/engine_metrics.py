@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.config.parts import metrics
+from penstock.frontend.exchange.engine_metric import EngineMetric, fields
 from penstock.ipc.messages import EngineStats
 
 
@@ -39,11 +41,8 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(stats.page_size), str(stats.num_pages)), 1)
         yield info
-        for kind, name, about, label, values in _LABELLED:
-            family = kind(name, about, labels=[label])
-            for key, number in values(stats).items():
-                family.add_metric([key], number)
-            yield family
+        for metric in (*_LABELLED, *metrics()):
+            yield metric.family(stats)
 
 
 _Value = Callable[[EngineStats], float]
@@ -64,11 +63,6 @@ def _drafts(stats: EngineStats, field: str) -> dict[str, float]:
 def _drafts_at(stats: EngineStats, field: str) -> dict[str, float]:
     """The same, by position from 1 on."""
     return {} if not stats.drafts else {str(i): count for i, count in enumerate(getattr(stats.drafts, field), 1)}
-
-
-def _fields(part: object | None, **fields: str) -> dict[str, int]:
-    """The given fields of a part, by label; empty if the engine does not have that part."""
-    return {} if part is None else {label: getattr(part, field) for label, field in fields.items()}
 
 
 _GAUGES: dict[str, tuple[str, _Value]] = {
@@ -94,14 +88,6 @@ _GAUGES: dict[str, tuple[str, _Value]] = {
         lambda s: s.device_memory_used,
     ),
     "penstock_device_memory_total_bytes": ("Total memory of the worker's device.", lambda s: s.device_memory_total),
-    "penstock_disk_kv_places": ("Places for KV pages on the disk.", lambda s: s.disk.num_places),
-    "penstock_disk_kv_cached_pages": ("Places that hold a page.", lambda s: s.disk.num_cached),
-    "penstock_disk_kv_pages_to_write": ("Pages that are to be written to the disk.", lambda s: s.disk.num_to_write),
-    "penstock_disk_kv_requests_waiting": ("Requests that wait for pages from the disk.", lambda s: s.disk.num_waiting),
-    "penstock_disk_kv_writing": (
-        "1 while pages are written to the disk: 0 without a disk tier, and after a write has failed.",
-        lambda s: int(s.disk.is_writing),
-    ),
     "penstock_engine_draining": ("1 while the engine takes no new requests.", lambda s: int(s.is_draining)),
     "penstock_engine_ready": ("1 while a worker is serving.", lambda s: int(s.is_ready)),
 }
@@ -124,30 +110,14 @@ _COUNTERS: dict[str, tuple[str, _Value]] = {
         "Tokens computed for sequences that had ended or lost their row in the meantime.",
         lambda s: s.num_dropped_tokens,
     ),
-    "penstock_disk_kv_stored_pages": ("Pages written to the disk.", lambda s: s.disk.num_stored),
-    "penstock_disk_kv_loaded_pages": ("Pages read from the disk.", lambda s: s.disk.num_loaded),
-    "penstock_disk_kv_damaged_pages": (
-        "Pages that could not be read from the disk, or were not what was written.",
-        lambda s: s.disk.num_damaged,
-    ),
-    "penstock_disk_kv_failed_pages": ("Pages that could not be written to the disk.", lambda s: s.disk.num_failed),
-    "penstock_disk_kv_given_up": (
-        "Requests that computed their prefix because reading it took too long.",
-        lambda s: s.disk.num_given_up,
-    ),
-    "penstock_engine_recording_lines_lost": (
-        "Lines of the recording that could not be written.",
-        lambda s: s.num_recording_lines_lost,
-    ),
 }
 
-_Family = type[GaugeMetricFamily | CounterMetricFamily]
-_LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[str, float]]], ...] = (
-    (
+_LABELLED: tuple[EngineMetric, ...] = (
+    EngineMetric(
         GaugeMetricFamily, "penstock_num_requests_waiting_by_reason",
         "Sequences that wait for a row, by reason.", "reason", lambda s: s.waiting_reasons or {},
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_engine_dropped_messages",
         "Messages that the engine could not read or did not expect from their sender, by socket.", "socket",
         lambda s: {
@@ -155,151 +125,101 @@ _LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[s
             "worker": s.num_dropped_by_worker,
         },
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_engine_log_lines_dropped",
         "Log lines that could not be written or that nobody read, by engine process.", "process",
         lambda s: {"scheduler": s.num_log_lines_dropped, "worker": s.num_log_lines_dropped_by_worker},
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_expert_tokens",
         "Tokens that the experts on a rank have computed, each layer's, with --enable-expert-parallel.", "rank",
         lambda s: s.expert_tokens or {},
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_expert_imbalance",
         "Tokens of the rank whose experts got the most, as a multiple of the mean, by layer, over the last minute.",
         "layer", lambda s: s.expert_imbalance or {},
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_kv_tier_failed",
         "1 for each tier of KV pages that is configured and could not be set up.", "tier",
         lambda s: dict.fromkeys(s.failed_tiers or (), 1),
     ),
-    (
-        GaugeMetricFamily, "penstock_image_embeddings",
-        "Images that the worker has embedded, and those that it is to embed.", "state",
-        lambda s: _fields(s.images, all="num_embeddings", under_way="num_under_way"),
-    ),
-    (
-        GaugeMetricFamily, "penstock_image_embedding_bytes",
-        "Bytes of these embeddings, and their limit.", "of",
-        lambda s: _fields(s.images, used="num_bytes", most="max_bytes"),
-    ),
-    (
-        CounterMetricFamily, "penstock_images",
-        "Images that prompts showed: encoded for them, or found embedded already.", "result",
-        lambda s: _fields(s.images, encoded="num_encoded", found="num_found"),
-    ),
-    (
-        CounterMetricFamily, "penstock_image_encode_us",
-        "Microseconds of the device for encoding images.", "of", lambda s: _fields(s.images, images="num_encode_us"),
-    ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_state_snapshots",
         "Copies of rows' states at the ends of cached prefixes, and their limit.", "of",
-        lambda s: _fields(s.snapshots, used="num_used", most="num_places"),
+        lambda s: fields(s.snapshots, used="num_used", most="num_places"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_state_snapshot_events",
         "How often one was saved, loaded into a row, or evicted for another.", "event",
-        lambda s: _fields(s.snapshots, saved="num_saved", loaded="num_loaded", evicted="num_evicted"),
+        lambda s: fields(s.snapshots, saved="num_saved", loaded="num_loaded", evicted="num_evicted"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_state_prefix_misses",
         "Sequences that did not start as late in their prompts as they might have, by reason.", "reason",
         lambda s: s.snapshots.misses if s.snapshots else {},
     ),
-    (
-        GaugeMetricFamily, "penstock_handover_requests",
-        "Requests whose prompts are computed by another engine now.", "state",
-        lambda s: _fields(s.handover, waiting="num_waiting"),
-    ),
-    (
-        CounterMetricFamily, "penstock_handover_prompts",
-        "Prompts received from other engines, sent to them, or computed here after a handover had failed.", "result",
-        lambda s: _fields(s.handover, received="num_received", sent="num_sent", failed="num_failed"),
-    ),
-    (
-        CounterMetricFamily, "penstock_handover_pages",
-        "KV pages received from other engines, or sent to them.", "direction",
-        lambda s: _fields(s.handover, received="num_received_pages", sent="num_sent_pages"),
-    ),
-    (
-        CounterMetricFamily, "penstock_handover_bytes",
-        "Bytes of KV read from other engines.", "direction",
-        lambda s: _fields(s.handover, received="num_received_bytes"),
-    ),
-    (
-        GaugeMetricFamily, "penstock_handover_kept_pages",
-        "Pages that are kept until another engine has read them.", "state",
-        lambda s: _fields(s.handover, kept="num_kept_pages"),
-    ),
-    (
-        GaugeMetricFamily, "penstock_kv_transport_failed",
-        "1 for each transport of KV pages that has failed between two workers and is switched off for them.",
-        "transport",
-        lambda s: dict.fromkeys(s.handover.failed_transports if s.handover else (), 1),
-    ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_steps",
         "Steps that a drafter was asked to guess tokens for.", "drafter", lambda s: _drafts(s, "num_steps"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_guessed_tokens",
         "Tokens guessed.", "drafter", lambda s: _drafts(s, "num_guessed"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_accepted_tokens",
         "Guessed tokens that were right.", "drafter", lambda s: _drafts(s, "num_accepted"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_guessed_tokens_by_position",
         "Tokens guessed, by their position among a row's guesses in a step, from 1 on.", "position",
         lambda s: _drafts_at(s, "guessed_at"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_accepted_tokens_by_position",
         "Guessed tokens that were right, by their position among a row's guesses in a step, from 1 on.", "position",
         lambda s: _drafts_at(s, "accepted_at"),
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_draft_acceptance",
         "Guessed tokens that were right, as a part of all, over the last 100 steps or so with guesses.", "drafter",
         lambda s: _drafts(s, "acceptance"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_draft_seconds",
         "Times of guessing, which are part of the steps' times.", "drafter",
         lambda s: {name: us * 1e-6 for name, us in _drafts(s, "draft_us").items()},
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_draft_saved_seconds",
         "Device time saved since the start: what the same tokens would have taken without guesses, less what they "
         "took; an estimate, negative if guessing has cost more than it brought.", "drafter",
         lambda s: {name: us * 1e-6 for name, us in _drafts(s, "saved_us").items()},
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_drafter_failed",
         "1 for a drafter that could not be set up, or has failed and is switched off.", "drafter",
         lambda s: {name: int(not is_on) for name, is_on in _drafts(s, "is_on").items()},
     ),
-    (
+    EngineMetric(
         GaugeMetricFamily, "penstock_host_pages",
         "Pages of the host tier: free, cached, or held for preempted sequences.", "state",
         lambda s: _host(s, free="num_free_pages", cached="num_cached_pages", held="num_held_pages"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_host_pages_evicted_or_found",
         "Cached pages that the device gave up to the host (demoted), or for good (lost), and took back (promoted).",
         "what",
         lambda s: _host(s, demoted="num_demoted_pages", lost="num_lost_pages", promoted="num_promoted_pages"),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_host_swaps",
         "Preempted sequences that were swapped to the host, and back.", "direction",
         lambda s: _host(s, **{"out": "num_swapped_out", "in": "num_swapped_in"}),
     ),
-    (
+    EngineMetric(
         CounterMetricFamily, "penstock_host_copied_bytes",
         "Bytes copied between the device's and the host's pages.", "direction",
         lambda s: _host(s, to_host="num_bytes_to_host", from_host="num_bytes_from_host"),

@@ -89,7 +89,7 @@ class Server:
         `on_ready` is called once, when requests can be served.
         """
         await self.service.meet_siblings(self._name)
-        await self.service.learn()
+        await self.service.start()
         for runner, listener in zip(self._runners, listeners, strict=True):
             await runner.setup()
             await runner.listen(listener, self._tls)

@@ -17,6 +17,7 @@ from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_na
 from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.models.state_limits import num_snapshots
+from penstock.parts.handover.options import HandoverOptions
 
 log = structlog.get_logger()
 
@@ -69,7 +70,7 @@ def make_pool(config: Config, loaded: Loaded, plan: PoolPlan, *, has_dummy_page:
         loaded.kv_type,
         device,
         has_dummy_page=has_dummy_page,
-        is_shared=bool(config.parallel.role),
+        is_shared=bool(config.of(HandoverOptions).role),
         states=state_slots(loaded.part, config.scheduler.max_num_seqs + 1, device, plan.num_snapshots),
     )
 

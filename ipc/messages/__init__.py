@@ -20,6 +20,8 @@ Parts have messages of their own (`messages.py` in a folder of `parts/`), which 
 
 from penstock.ipc.messages.base import (
     PROTOCOL_VERSION,
+    AnyAnswer,
+    AnyQuestion,
     Buffer,
     ErrorCode,
     FinishReason,
@@ -138,6 +140,8 @@ __all__ = [
     "TO_HOST",
     "AbortRequest",
     "AddRequest",
+    "AnyAnswer",
+    "AnyQuestion",
     "Buffer",
     "CacheEvents",
     "CacheMiss",

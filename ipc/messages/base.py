@@ -26,6 +26,18 @@ class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of all messages."""
 
 
+class AnyQuestion(Message, frozen=True):
+    """A message that asks for one answer."""
+
+    number: int  # repeated in the answer
+
+
+class AnyAnswer(Message, frozen=True):
+    """The answer to a question."""
+
+    number: int  # the question's
+
+
 class Heartbeat(Message, frozen=True):
     """Shows that the sender is alive. Sent by a side that has been silent for a while."""
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from penstock.ipc.messages.base import (
+    AnyAnswer,
+    AnyQuestion,
     Buffer,
     ErrorCode,
     FinishReason,
@@ -25,7 +27,7 @@ class FrontendHello(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """Answer to a hello once there is a worker; sent again to all frontends whenever a worker becomes ready."""
+    """AnyAnswer to a hello once there is a worker; sent again to all frontends whenever a worker becomes ready."""
 
     protocol_version: int
     model_fingerprint: str
@@ -212,10 +214,9 @@ class SequenceBill(Struct, frozen=True, array_like=True, gc=False):
 RequestState = Literal["", "running", "waiting", "paused"]
 
 
-class ListRequests(Message, frozen=True):
+class ListRequests(AnyQuestion, frozen=True):
     """Asks what requests are doing; `RequestList` answers. Meant for people, not for polling every second."""
 
-    number: int  # repeated in the answer
     most: Annotated[int, Meta(ge=1, le=1000)] = 100  # sequences in the answer
     state: RequestState = ""  # only sequences in this state; empty: all
     request_id: ShortText = ""  # only requests whose id contains it
@@ -240,10 +241,9 @@ class SequenceStatus(Struct, frozen=True, array_like=True, gc=False):
     num_preemptions: int
 
 
-class RequestList(Message, frozen=True):
+class RequestList(AnyAnswer, frozen=True):
     """The sequences asked for: first running ones, then waiting ones in the order of their turns, then paused ones."""
 
-    number: int
     sequences: tuple[SequenceStatus, ...]
     has_more: bool
     num_running: int  # all running sequences

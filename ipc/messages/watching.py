@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.ipc.messages.base import Buffer, Message, ShortText
+from penstock.ipc.messages.base import AnyAnswer, AnyQuestion, Buffer, Message, ShortText
 
 
 class WatchSteps(Message, frozen=True):
@@ -130,10 +130,8 @@ class WatchedSteps(Message, frozen=True):
     picture: Picture | None = None
 
 
-class ListPages(Message, frozen=True):
+class ListPages(AnyQuestion, frozen=True):
     """Asks which sequences own the KV pool's pages; `PageMap` answers."""
-
-    number: int
 
 
 class PageRuns(Struct, frozen=True, array_like=True):
@@ -154,20 +152,18 @@ class PageRuns(Struct, frozen=True, array_like=True):
 FREE, CACHED, SHARED, HELD, OWNED = 0, 1, 2, 3, 8
 
 
-class PageMap(Message, frozen=True):
+class PageMap(AnyAnswer, frozen=True):
     """Who owns the pages. It is collected between steps, so the parts of a large pool are from different moments."""
 
-    number: int
     page_size: int
     owners: tuple[tuple[str, int, int], ...]  # request, sequence, pages on the device
     tiers: tuple[PageRuns, ...]
     disk: dict[str, int]  # places in each state; empty: there is no disk tier
 
 
-class ListPrefixes(Message, frozen=True):
+class ListPrefixes(AnyQuestion, frozen=True):
     """Asks for the prefix cache's tree; `PrefixTree` answers."""
 
-    number: int
     depth: Annotated[int, Meta(ge=1, le=64)] = 16  # nodes from the root
     most: Annotated[int, Meta(ge=1, le=2000)] = 400  # nodes
 
@@ -186,10 +182,9 @@ class PrefixNode(Struct, frozen=True, array_like=True):
     namespace: str = ""  # of a root: a salt, or whatever else separates prefixes
 
 
-class PrefixTree(Message, frozen=True):
+class PrefixTree(AnyAnswer, frozen=True):
     """The largest parts of the prefix cache's tree, parents first."""
 
-    number: int
     now: float
     page_size: int
     num_pages: int  # of all nodes, including those left out
@@ -198,17 +193,15 @@ class PrefixTree(Message, frozen=True):
     is_whole: bool  # nothing was left out
 
 
-class ShowLife(Message, frozen=True):
+class ShowLife(AnyQuestion, frozen=True):
     """Asks what has happened to a request; `RequestLife` answers."""
 
-    number: int
     request_id: ShortText  # a part of it is enough
 
 
-class RequestLife(Message, frozen=True):
+class RequestLife(AnyAnswer, frozen=True):
     """Events of one request in order, from its arrival on if it was already watched then."""
 
-    number: int
     now: float
     unix_time: float
     request_id: str  # empty: it is not known

@@ -41,13 +41,11 @@ from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
 from penstock.parts.policies.scheduler.registry import POLICIES
+from penstock.parts.recording.options import RecordingOptions
 
 _GROUPS = ("scheduler", "worker", "model")
-_BESIDE = {"max_model_len", "num_pages", "host_kv_gib"}
+_BESIDE = {"max_model_len", "num_pages", "host_kv_gib", "step_trace"}
 """Options outside the scheduler's group that a simulation honours."""
-
-_IGNORED = {"record"}
-"""Beginnings of the names of scheduler options that only a server can honour."""
 
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("TTFT p50, ms", ("ttft_ms", "p50"), "{:,.1f}"),
@@ -176,16 +174,14 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
 
 def _check_served(config: Config) -> None:
     """Refuse what other people's options may not do here: write files and run modules."""
-    if config.scheduler.step_trace:
+    if config.of(RecordingOptions).step_trace:
         raise ConfigError("--step-trace writes a file, which a simulation on a server may not")
     if config.scheduler.scheduling_policy not in POLICIES:
         raise ConfigError(f"--scheduling-policy must be {', '.join(POLICIES)} in a simulation on a server")
 
 
 def _is_simulated(flag: Flag) -> bool:
-    if flag.group == "scheduler":
-        return not any(flag.field.startswith(word) for word in _IGNORED)
-    return flag.field in _BESIDE
+    return flag.group == "scheduler" or flag.field in _BESIDE
 
 
 def _told(machine: Machine, load: Load, results: Sequence[Result]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from penstock.lab.simulation.roofline import RooflineDevice
 from penstock.lab.simulation.simulator import Simulator, messages
 from penstock.lab.simulation.step_traces import read_trace
 from penstock.models.state_limits import num_empty_pages, num_snapshots
+from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 _TYPICAL = Timing(
@@ -239,14 +240,14 @@ def compare(
         ConfigError: one of them cannot work.
         StuckError: one of them holds requests forever.
     """
-    traces = [config.scheduler.step_trace for config in configs.values() if config.scheduler.step_trace]
+    traces = [path for config in configs.values() if (path := config.of(RecordingOptions).step_trace)]
     if len(set(traces)) < len(traces):
         raise ConfigError("--step-trace: each configuration needs a file of its own")
     requests = load.requests(machine)
     results = []
     for name, config in configs.items():
         hello = machine.hello(config)
-        path = config.scheduler.step_trace
+        path = config.of(RecordingOptions).step_trace
         trace = StepTrace(path) if path else None
         simulator = Simulator(
             config.scheduler,

@@ -41,7 +41,7 @@ class Header(Line, frozen=True, tag="header"):
     part: int  # 0 begins the run; earlier parts are in older files, or in the same file
     unix_time: float  # at the run's start
     program: str  # Penstock's version
-    options: dict[str, dict[str, Any]]  # "model", "scheduler" and "worker" -> option -> value
+    options: dict[str, dict[str, Any]]  # "model", "scheduler", "worker" and parts -> option -> value
     has_tokens: bool  # whether prompts and outputs are recorded, not only their digests
 
 

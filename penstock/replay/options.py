@@ -55,7 +55,7 @@ def check_plans(run: Run) -> None:
             "--plans needs a run from its beginning, because pages hold what earlier steps computed: the oldest lines "
             "of this one were dropped (--record FILE:MIB keeps more)"
         )
-    if run.header.options.get("worker", {}).get("disk_kv"):
+    if any(group.get("disk_kv") for group in run.header.options.values()):
         raise ConfigError("--plans cannot know what the disk tier of this run held")
     if len({(worker.hello["num_pages"], worker.hello["max_num_seqs"]) for worker in run.workers}) > 1:
         raise ConfigError("--plans needs workers of one size, and those of this run differ")

@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.config import Config, ConfigError, SchedulerOptions, WorkerOptions
+from penstock.config import Config, ConfigError, WorkerOptions
 from penstock.core.launch.banner import curl_line, pool_text
 from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
 from penstock.ipc.messages import StepResult
+from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.scheduler.step_trace import StepTrace
 
 
 def tracing(path: Path | str) -> Config:
-    return Config(scheduler=SchedulerOptions(step_trace=str(path)))
+    return Config().with_options(RecordingOptions(step_trace=str(path)))
 
 
 def test_a_step_trace_that_can_be_written_is_left_empty(tmp_path: Path) -> None:

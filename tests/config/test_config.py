@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.cli.commands import COMMANDS
 from penstock.config import Config, ConfigError
 from penstock.config.addresses import require_addresses, with_addresses
 from penstock.config.flags import config_from, flags
@@ -19,7 +20,7 @@ from penstock.models.gguf.choice import gguf_file
 
 def parse(*arguments: str, **environment: str) -> Config:
     parser = Parser("penstock serve", "", exit_on_error=False)
-    parser.add_flags(Config.__struct_fields__)
+    parser.add_flags(COMMANDS["serve"].groups)
     return config_from(parser.parse_args(arguments), environment)
 
 

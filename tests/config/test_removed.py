@@ -11,6 +11,8 @@ from penstock.config.foreign_flags import FOREIGN_FLAGS, unknown_variables
 from penstock.config.parser import Parser
 from penstock.config.removed import REMOVED, why_gone
 from penstock.options import config_of
+from penstock.parts.disk.options import DiskOptions
+from penstock.parts.recording.options import RecordingOptions
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -72,7 +74,7 @@ def test_signs_of_life_come_often_enough() -> None:
     [("run.jsonl", "run.jsonl", 256), ("/a/run.jsonl:512", "/a/run.jsonl", 512), ("a:b", "a:b", 256)],
 )
 def test_a_recording_may_have_a_size(given: str, path: str, mib: int) -> None:
-    recording = config_from(argparse.Namespace(record=given), {}).scheduler.recording
+    recording = config_from(argparse.Namespace(record=given), {}).of(RecordingOptions).file
     assert recording is not None
     assert (str(recording[0]), recording[1]) == (path, mib)
 
@@ -80,6 +82,6 @@ def test_a_recording_may_have_a_size(given: str, path: str, mib: int) -> None:
 def test_each_engine_has_its_own_part() -> None:
     given = argparse.Namespace(record="/a/run.jsonl:512", disk_kv="/kv:1.5", data_parallel_size=2)
     own = with_own_files(config_from(given, {}), 1)
-    assert (own.scheduler.record, own.worker.disk_kv) == ("/a/run-1.jsonl:512", "/kv/engine-1:1.5")
+    assert (own.of(RecordingOptions).record, own.of(DiskOptions).disk_kv) == ("/a/run-1.jsonl:512", "/kv/engine-1:1.5")
     none = with_own_files(config_from(argparse.Namespace(data_parallel_size=2), {}), 1)
-    assert (none.scheduler.record, none.worker.disk_kv) == ("", "")
+    assert (none.of(RecordingOptions).record, none.of(DiskOptions).disk_kv) == ("", "")

@@ -10,6 +10,7 @@ import yaml
 
 from penstock.config.api_keys import KEY_VARIABLE
 from penstock.config.flags import flags
+from penstock.config.part_options import part_options
 from tests.docs.fences import ROOT
 from tests.docs.metric_names import metric_names
 from tests.packaging import data, packages
@@ -41,9 +42,10 @@ Loader.add_constructor("!reset", lambda loader, node: [])
 def test_every_option_reaches_its_service() -> None:
     services = yaml.load((ROOT / "compose.yaml").read_text(), Loader)["services"]
     for flag in flags():
-        if flag.field in NOT_IN_CONTAINERS or flag.group not in SERVICE_OF:
+        group = part_options()[flag.group].beside if flag.group in part_options() else flag.group
+        if flag.field in NOT_IN_CONTAINERS or group not in SERVICE_OF:
             continue
-        takers = SERVICE_OF[flag.group]
+        takers = SERVICE_OF[group]
         assert any(flag.variable in services[name]["environment"] for name in takers), f"{flag.variable} goes nowhere"
 
 

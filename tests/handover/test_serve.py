@@ -12,6 +12,7 @@ import pytest
 from penstock.config import ConfigError
 from penstock.config.engines import of_engine
 from penstock.config.flags import config_from
+from penstock.parts.handover.options import HandoverOptions
 from tests.e2e.checkpoints import greedy, make_checkpoint
 from tests.e2e.servers import serving
 
@@ -96,6 +97,6 @@ def test_each_engine_gets_its_own_role() -> None:
     addresses = dict.fromkeys(("frontend_address", "worker_address"), "ipc://a,ipc://b")
     addresses["rendezvous_address"] = "file:///a,file:///b"
     config = config_from(Namespace(role=["prefill,decode"], data_parallel_size=2, **addresses), {})
-    assert [of_engine(config, number).parallel.role for number in (0, 1)] == [("prefill",), ("decode",)]
+    assert [of_engine(config, number).of(HandoverOptions).role for number in (0, 1)] == [("prefill",), ("decode",)]
     config = config_from(Namespace(role=["both"], data_parallel_size=2, **addresses), {})
-    assert [of_engine(config, number).parallel.role for number in (0, 1)] == [("both",), ("both",)]
+    assert [of_engine(config, number).of(HandoverOptions).role for number in (0, 1)] == [("both",), ("both",)]

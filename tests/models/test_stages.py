@@ -1,6 +1,7 @@
 """Which layers the stages of a pipeline have, and which plans they get."""
 
 import json
+from argparse import Namespace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from bench.shapes_folder import shape_folder
-from penstock.config import Config, ConfigError, WorkerOptions
+from penstock.config import ConfigError
+from penstock.config.flags import config_from
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.config.options import validate
 from penstock.core.scheduling.decode_parts import DecodeParts
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.prefill_pace import chunk_for_stages
@@ -113,13 +114,8 @@ def test_more_stages_than_layers_are_refused() -> None:
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, object], words: str) -> None:
-    groups = {"worker": WorkerOptions, "parallel": ParallelOptions}
-    given = {
-        name: kind(**{field: value for field, value in options.items() if field in kind.__struct_fields__})
-        for name, kind in groups.items()
-    }
     with pytest.raises(ConfigError, match=words):
-        validate(Config(**given))
+        config_from(Namespace(**options), {})
 
 
 def test_what_cannot_be_is_refused_before_any_process_starts(tmp_path: Path) -> None:

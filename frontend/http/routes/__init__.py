@@ -1,7 +1,7 @@
 """The routes, declared once: listeners and the API's description (`openapi.py`) are generated from them.
 
-There is one file for each API. To add an API, put its handlers into a folder of their own, and add a file here and a
-line below.
+There is one file for each API, and parts bring routes of their own (`FrontendPart.routes`). To add an API, put its
+handlers into a folder of their own, and add a file here and a line below, or make it a part.
 """
 
 from penstock.frontend.api.service import Service
@@ -19,9 +19,9 @@ from penstock.frontend.http.routes import (
     operations,
     responses,
     streams,
-    watching,
     web,
 )
+from penstock.frontend.part import routes_of_parts
 
 
 async def _show_openapi(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -40,7 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *batches.ROUTES,
     *operations.ROUTES,
     *open_inference.ROUTES,
-    *watching.ROUTES,
     *web.ROUTES,
+    *routes_of_parts(),
     Route("GET", "/openapi.json", _show_openapi, "This description", errors=(500,)),
 )

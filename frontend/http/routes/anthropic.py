@@ -7,7 +7,7 @@ from penstock.frontend.anthropic import handlers, models
 from penstock.frontend.anthropic import schema as shapes
 from penstock.frontend.anthropic.errors import ANTHROPIC
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
+from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
 
 VERSION = "anthropic-version"
 """The header that Anthropic's clients send with every request."""

@@ -1,7 +1,7 @@
 """Conversations, as OpenAI's clients expect them."""
 
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import LOOKS_UP, READS_BODY
+from penstock.frontend.exchange.statuses import LOOKS_UP, READS_BODY
 from penstock.frontend.responses import conversations
 from penstock.frontend.schema_responses import InputItems
 

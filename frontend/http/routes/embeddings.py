@@ -3,7 +3,7 @@
 from penstock.frontend.embeddings.handlers import embeddings
 from penstock.frontend.embeddings.schema import EmbeddingRequest, Embeddings
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import GENERATES
+from penstock.frontend.exchange.statuses import GENERATES
 
 ROUTES = (
     Route("POST", "/v1/embeddings", embeddings, "Turn texts into vectors", Embeddings, EmbeddingRequest, GENERATES),

@@ -3,7 +3,7 @@
 from functools import partial
 
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import GENERATES, READS_BODY
+from penstock.frontend.exchange.statuses import GENERATES, READS_BODY
 from penstock.frontend.ollama import embedding, generating, models, schema
 
 _get = partial(Route, "GET", error_shape=schema.SHAPE, errors=(500,))

@@ -2,7 +2,7 @@
 
 from penstock.frontend.api import open_inference
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import LOOKS_UP
+from penstock.frontend.exchange.statuses import LOOKS_UP
 
 ROUTES = (
     Route(

@@ -6,8 +6,8 @@ from penstock.frontend.api.chat import chat_completions
 from penstock.frontend.api.completions import completions
 from penstock.frontend.api.infill import infill
 from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
 from penstock.frontend.http.routes import anthropic
-from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
 from penstock.frontend.schema_infill import InfillAnswer, InfillRequest
 
 ROUTES = (

@@ -4,7 +4,7 @@ from penstock.frontend import schema
 from penstock.frontend.api import engines, operations
 from penstock.frontend.exchange import metrics
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import READS_BODY
+from penstock.frontend.exchange.statuses import READS_BODY
 
 ROUTES = (
     Route(

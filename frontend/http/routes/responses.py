@@ -2,7 +2,7 @@
 
 from penstock.frontend import schema_responses as shapes
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
+from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
 from penstock.frontend.responses import handlers as responses
 from penstock.frontend.responses import stored
 from penstock.frontend.responses.compaction import compact

@@ -9,6 +9,7 @@ from penstock.config import Config
 from penstock.gpu_worker.part import Context, WorkerPart
 from penstock.gpu_worker.state.kv_pool import PageGroup
 from penstock.ipc.messages import WorkerHello
+from penstock.parts.disk.options import DiskOptions
 from penstock.parts.disk.worker.identity import Identity
 from penstock.parts.disk.worker.mover import DiskMover
 from penstock.parts.disk.worker.store import open_store
@@ -25,15 +26,16 @@ class DiskTier(DiskMover):
 
     @classmethod
     def needs_host_pages(cls, config: Config) -> bool:
-        return bool(config.worker.disk_kv)
+        return config.of(DiskOptions).tier is not None
 
     @classmethod
     def of(cls, context: Context) -> "DiskTier | NoDiskTier | None":
         """Open the folder for pages of this worker; if it cannot be used, the log says why."""
         config, hello, host = context.config, context.hello, context.host_pages
-        if config.worker.disk_tier is None:
+        tier = config.of(DiskOptions).tier
+        if tier is None:
             return None
-        folder, gib = config.worker.disk_tier
+        folder, gib = tier
         if host is None:
             return NoDiskTier()
         if hello.num_ranks > 1:

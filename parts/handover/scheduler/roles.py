@@ -21,6 +21,7 @@ from penstock.ipc.messages import (
     SetRole,
     WorkerHello,
 )
+from penstock.parts.handover.options import HandoverOptions
 from penstock.parts.handover.scheduler.handovers import Handovers
 from penstock.parts.handover.scheduler.prefill_links import PrefillLinks
 
@@ -37,7 +38,8 @@ class Roles(EnginePart):
 
     def __init__(self, engine: "Engine") -> None:
         config = engine.config
-        self.role: Role = config.parallel.role[0] if config.parallel.role else ""
+        role = config.of(HandoverOptions).role
+        self.role: Role = role[0] if role else ""
         self._engine = engine
         self._links = PrefillLinks(engine.context, config, channel_keys(config), self) if self.role else None
         self._hello: WorkerHello | None = None

@@ -18,6 +18,7 @@ from penstock.ipc.addresses import is_tcp
 from penstock.ipc.curve import Doorkeeper
 from penstock.ipc.messages import KVSource, StepResult, WorkerHello
 from penstock.parts.handover.messages import KVReceived, OfferKV, ReceiveKV, StopReceivingKV, WithdrawKV
+from penstock.parts.handover.options import HandoverOptions
 from penstock.parts.handover.worker.offers import Offers, Progress
 from penstock.parts.handover.worker.pages import described, kv_layers_done
 from penstock.parts.handover.worker.receiver import Place, Receiver
@@ -34,7 +35,7 @@ class Handover(WorkerPart):
 
     @classmethod
     def of(cls, context: Context) -> "Handover | None":
-        if not context.config.parallel.role:
+        if not context.config.of(HandoverOptions).role:
             return None
         return cls(context.config, context.rank, context.hello, context.kv, context.model, context.device)
 
@@ -42,12 +43,12 @@ class Handover(WorkerPart):
         self, config: Config, rank: Rank, hello: WorkerHello, kv: KVPool, model: Model, device: Device
     ) -> None:
         """Raises ConfigError if the wanted transport or address cannot be used."""
-        keys, lanes = channel_keys(config), device.lanes()
+        keys, lanes, wanted = channel_keys(config), device.lanes(), config.of(HandoverOptions).kv_transport
         pool = Pool(kv.blocks, kv.shared, None if lanes is None else lanes[1])
         try:
-            transports = make_transports(config.parallel.kv_transport, pool)
+            transports = make_transports(wanted, pool)
         except TransportError as error:
-            raise ConfigError(f"kv_transport {config.parallel.kv_transport}: {error}") from None
+            raise ConfigError(f"kv_transport {wanted}: {error}") from None
         address = _address(config, rank)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorkeeper = Doorkeeper(self._context, keys) if keys is not None and is_tcp(address) else None
@@ -115,7 +116,7 @@ class Handover(WorkerPart):
 
 def _address(config: Config, rank: Rank) -> str:
     """The address to which this rank's readers connect."""
-    wanted, worker = config.parallel.kv_transfer_address, config.ipc.worker_address
+    wanted, worker = config.of(HandoverOptions).kv_transfer_address, config.ipc.worker_address
     if wanted:
         parts = urlsplit(wanted)
         return f"tcp://{parts.hostname}:{parts.port + rank.number if parts.port else '*'}"

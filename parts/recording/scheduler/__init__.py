@@ -1,18 +1,15 @@
 """The recorder and the step trace, as an engine has them."""
 
 from collections.abc import Sequence as ListOf
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
-from penstock.config import Config, ConfigError
 from penstock.core.engine.part import EnginePart, Steering
-from penstock.core.launch.output_files import try_to_write
 from penstock.core.scheduling.scheduler import ScheduledStep
 from penstock.core.sequences.intake import Refusal
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import AddRequest, Message, SequenceDelta, StepResult, TokenBatch, WorkerHello
-from penstock.parts.recording.scheduler.outputs import check_recording
+from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.scheduler.recorder import Recorder
 from penstock.parts.recording.scheduler.step_trace import StepTrace
 
@@ -29,12 +26,7 @@ class Recording(EnginePart):
 
     @classmethod
     def of(cls, engine: "Engine") -> Self | None:
-        return cls(engine) if engine.config.scheduler.recording else None
-
-    @classmethod
-    def check_outputs(cls, config: Config) -> None:
-        if recording := config.scheduler.recording:
-            check_recording(recording[0])
+        return cls(engine) if engine.config.of(RecordingOptions).record else None
 
     def on_workers(self, hello: WorkerHello) -> None:
         self._recorder.on_workers(hello)
@@ -82,19 +74,11 @@ class Tracing(EnginePart):
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self._trace = StepTrace(engine.config.scheduler.step_trace)
+        self._trace = StepTrace(engine.config.of(RecordingOptions).step_trace)
 
     @classmethod
     def of(cls, engine: "Engine") -> Self | None:
-        return cls(engine) if engine.config.scheduler.step_trace else None
-
-    @classmethod
-    def check_outputs(cls, config: Config) -> None:
-        if path := config.scheduler.step_trace:
-            try:
-                try_to_write(Path(path))
-            except OSError as error:
-                raise ConfigError(f"cannot write the step trace {path!r}: {error.strerror}") from None
+        return cls(engine) if engine.config.of(RecordingOptions).step_trace else None
 
     def planned(self, step: ScheduledStep, started: float) -> None:
         sent = monotonic()

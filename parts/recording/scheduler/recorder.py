@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.config import Config
+from penstock.config.groups.base import Options
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.sequence import Owner, Sequence
@@ -53,6 +54,7 @@ from penstock.parts.recording.lines import (
     encoded,
     told,
 )
+from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.writer import NUM_PARTS, RecordingWriter
 
 _PROMPT_DIGEST_BYTES = 16
@@ -76,9 +78,10 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         """Begin a run at the end of the file that the options name."""
-        assert config.scheduler.recording is not None
-        path, mib = config.scheduler.recording
-        self._has_tokens = config.scheduler.record_prompts
+        options = config.of(RecordingOptions)
+        assert options.file is not None, "somebody wants a recording"
+        path, mib = options.file
+        self._has_tokens = options.record_prompts
         self._max_part_bytes = (mib << 20) // NUM_PARTS
         self._writer = RecordingWriter(path)
         self._encoder = msgspec.json.Encoder()
@@ -89,14 +92,15 @@ class Recorder:
         self._num_preemptions = 0
         self._num_lost = 0  # as recorded in the file
         self._worker: Worker | None = None
-        groups = {"model": config.model, "scheduler": config.scheduler, "worker": config.worker}
+        groups: dict[str, Options] = {"model": config.model, "scheduler": config.scheduler, "worker": config.worker}
+        groups |= {each.part: each for each in config.of_parts() if each.beside in groups}
         self._header = Header(
             version=VERSION,
             run=os.urandom(8).hex(),
             part=0,
             unix_time=round(time(), 6),
             program=PROGRAM,
-            options={name: msgspec.to_builtins(group) for name, group in groups.items()},
+            options={name: msgspec.structs.asdict(group) for name, group in groups.items()},
             has_tokens=self._has_tokens,
         )
         if self._writer.part_bytes >= self._max_part_bytes:

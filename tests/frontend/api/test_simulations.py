@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from penstock.config import Config
-from penstock.frontend.watching.simulate import _why
 from penstock.lab.commands.simulate import main
+from penstock.parts.recording.options import RecordingOptions
+from penstock.parts.watching.frontend.simulate import _why
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer
 
@@ -74,7 +74,7 @@ def test_a_recording_of_the_server_is_picked(live: LiveServer, trace: Path) -> N
     assert "there is: none" in error_of(simulate(live, picked="steps.jsonl"), 400)["message"]
     service = live.server.service
     before: Config = service.config
-    service.config = replace(before, scheduler=replace(before.scheduler, step_trace=str(trace)))
+    service.config = before.with_options(RecordingOptions(step_trace=str(trace)))
     try:
         [known] = get(live, "/debug/recordings").json()["data"]
         assert known == {"name": "steps.jsonl", "bytes": trace.stat().st_size}
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_named() -> None:
 
 
 def test_a_simulation_may_not_take_too_long(live: LiveServer, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.simulate.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.parts.watching.frontend.simulate.MAX_SECONDS", 0.05)
     assert "takes longer than 0.05 s" in error_of(simulate(live, recording=trace.read_text()), 400)["message"]
     assert not children(live)
 
@@ -140,7 +140,7 @@ def test_a_simulation_may_not_take_too_long(live: LiveServer, trace: Path, monke
 def test_a_simulation_may_not_take_too_much_memory(
     live: LiveServer, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.simulate.MAX_MEMORY", 48 << 20)
+    monkeypatch.setattr("penstock.parts.watching.frontend.simulate.MAX_MEMORY", 48 << 20)
     error = error_of(simulate(live, recording=trace.read_text()), 400)
     assert "may have needed more than" in error["message"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.watching.told import id_of, key_of, ranges
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import (
     CACHED,
@@ -30,6 +29,7 @@ from penstock.ipc.messages import (
     WatchedSteps,
     WatchSteps,
 )
+from penstock.parts.watching.frontend.told import id_of, key_of, ranges
 from tests.frontend.http_client import Response, error_of, get
 from tests.frontend.live_server import LiveServer
 
@@ -114,7 +114,7 @@ def test_a_stream_of_some_seconds_ends(live: LiveServer) -> None:
 
 
 def test_a_lease_is_renewed(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.feeds.RENEWAL", 0.05)
+    monkeypatch.setattr("penstock.parts.watching.frontend.feeds.RENEWAL", 0.05)
     stream = Stream(live)
     live.wait_until(lambda: len(of_kind(live, WatchSteps)) > 4)
     stream.close()
@@ -151,7 +151,7 @@ def test_who_comes_later_gets_the_last_seconds(live: LiveServer) -> None:
 
 
 def test_the_past_is_bounded(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_PAST_BYTES", 1000)
+    monkeypatch.setattr("penstock.parts.watching.frontend.feeds.MAX_PAST_BYTES", 1000)
     stream = Stream(live)
     live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
     for number in range(1, 9):
@@ -160,14 +160,14 @@ def test_the_past_is_bounded(live: LiveServer, monkeypatch: pytest.MonkeyPatch) 
     late = Stream(live, "?last=30")
     assert late.next()["number"] > 4
     late.close()
-    monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_PAST_BYTES", 10)  # no event fits
+    monkeypatch.setattr("penstock.parts.watching.frontend.feeds.MAX_PAST_BYTES", 10)  # no event fits
     live.do(partial(live.scheduler.tell, at(1.0, 9, has_picture=True)))
     assert stream.next()["number"] == 9
     stream.close()
 
 
 def test_a_held_feed_goes_on_without_clients_for_a_while(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.feeds.RENEWAL", 0.05)
+    monkeypatch.setattr("penstock.parts.watching.frontend.feeds.RENEWAL", 0.05)
     assert get(live, "/debug/steps?seconds=0&hold=1").status == 200
     live.wait_until(lambda: len(of_kind(live, WatchSteps)) > 4)
     assert WatchSteps(0) not in of_kind(live, WatchSteps)
@@ -181,7 +181,7 @@ def test_a_held_feed_goes_on_without_clients_for_a_while(live: LiveServer, monke
 
 
 def test_too_many_watch(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.watching.feeds.MAX_WATCHES", 1)
+    monkeypatch.setattr("penstock.parts.watching.frontend.feeds.MAX_WATCHES", 1)
     stream = Stream(live)
     live.wait_until(lambda: bool(of_kind(live, WatchSteps)))
     assert "1 clients watch" in error_of(get(live, "/debug/steps"), 503)["message"]

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.config import Config, ConfigError, SchedulerOptions
+from penstock.config import Config, ConfigError
 from penstock.core.launch.output_files import check_output_files
 from penstock.core.scheduling.scheduler import Refusal, ScheduledStep
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AbortRequest, AddRequest, PauseRequest, StepPlan
 from penstock.parts.recording import writer as writer_module
 from penstock.parts.recording.lines import Lost, Order, Worker
+from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.reader import Recording, parts
 from penstock.parts.recording.scheduler.recorder import Recorder
 from penstock.parts.recording.writer import RecordingWriter
@@ -26,7 +27,7 @@ from tests.core.scheduling.test_scheduler_traces import random_limits, random_re
 
 
 def config(path: Path, **options: object) -> Config:
-    return Config(scheduler=SchedulerOptions(record=str(path), **options))  # type: ignore[arg-type]
+    return Config().with_options(RecordingOptions(record=str(path), **options))  # type: ignore[arg-type]
 
 
 class RecordedDriver(Driver):

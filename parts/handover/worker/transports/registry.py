@@ -2,7 +2,7 @@
 
 import structlog
 
-from penstock.config.groups.parallel import KVTransportName
+from penstock.parts.handover.options import KVTransportName
 from penstock.parts.handover.worker.transports.transport import Pool, Transport, TransportError
 
 log = structlog.get_logger()

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,7 @@ def rows_over(folder: Path, pattern: str, max_states: int, monkeypatch: pytest.M
     """Rows that follow a pattern, one after the other, in automata of so many states at most."""
     text = regex(folder, pattern)
     monkeypatch.setattr(grammar_config, "MAX_LEXER_STATES", max_states)
+    monkeypatch.setattr(grammar_store, "MAX_RENEWAL_SECONDS", inf)  # however slow a busy machine is
     store = GrammarStore(open_checkpoint(folder))
     store.prepare(PrepareGrammar(1, text))
     store.take_prepared(wait=True)

@@ -20,8 +20,8 @@ import msgspec
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import Unavailable
 from penstock.frontend.exchange import sse
-from penstock.frontend.watching.told import StepReader
 from penstock.ipc.messages import WatchedSteps, WatchSteps
+from penstock.parts.watching.frontend.told import StepReader
 
 LEASE, RENEWAL = 10.0, 3.0
 """Seconds for which an engine goes on without being asked again, and after which it is asked again."""
@@ -128,7 +128,7 @@ class StepFeed:
         return [each.event for each in islice(self._past, first, None)]
 
     def _begin(self) -> None:
-        self._link.on_steps = self._on_steps
+        self._link.listeners[WatchedSteps] = self._on_steps
         self._link.send(WatchSteps(LEASE))
         if self._renewal is None:
             self._renewal = asyncio.create_task(self._renew())
@@ -145,7 +145,7 @@ class StepFeed:
         return bool(self._watches) or self._held_until > asyncio.get_running_loop().time()
 
     def _end(self) -> None:
-        self._link.on_steps = None
+        self._link.listeners.pop(WatchedSteps, None)
         self._link.send(WatchSteps(0))
         self._past.clear()
         self._num_past_bytes = 0

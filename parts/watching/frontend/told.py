@@ -4,20 +4,6 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from penstock.frontend.text.tokenizer import TextTokenizer
-from penstock.frontend.watching.shapes import (
-    EventShape,
-    LifeShape,
-    OwnerShape,
-    PageMapShape,
-    PictureShape,
-    PrefixShape,
-    PrefixTreeShape,
-    RowShape,
-    StepShape,
-    StepsShape,
-    TierShape,
-    WaitingShape,
-)
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import (
     CACHED,
@@ -33,6 +19,20 @@ from penstock.ipc.messages import (
     SequenceEvent,
     WatchedStep,
     WatchedSteps,
+)
+from penstock.parts.watching.frontend.shapes import (
+    EventShape,
+    LifeShape,
+    OwnerShape,
+    PageMapShape,
+    PictureShape,
+    PrefixShape,
+    PrefixTreeShape,
+    RowShape,
+    StepShape,
+    StepsShape,
+    TierShape,
+    WaitingShape,
 )
 
 _STATES = {FREE: "free", CACHED: "cached", SHARED: "shared", HELD: "held"}

@@ -1,8 +1,8 @@
 """What engines do, for administrators."""
 
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.http.routes.statuses import READS_BODY
-from penstock.frontend.watching import handlers, shapes, simulate
+from penstock.frontend.exchange.statuses import READS_BODY
+from penstock.parts.watching.frontend import handlers, shapes, simulate
 
 _ENGINE = ("engine", "string")
 

@@ -20,7 +20,7 @@ from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, Overloaded, SimulationFailed
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.watching.shapes import SIMULATION, RecordingList, RecordingShape, SimulationRequest
+from penstock.parts.watching.frontend.shapes import SIMULATION, RecordingList, RecordingShape, SimulationRequest
 
 MAX_SECONDS = 120.0
 MAX_MEMORY = 4 << 30
@@ -142,7 +142,5 @@ def _why(said: str, path: Path) -> str:
 
 
 def _recordings(service: Service) -> dict[str, Path]:
-    options = service.config.scheduler
-    paths = [options.recording[0]] if options.recording else []
-    paths += [Path(options.step_trace)] if options.step_trace else []
+    paths = [Path(each) for part in service.config.of_parts() for each in part.measured_files if each]
     return {path.name: path for path in paths if path.is_file() and os.access(path, os.R_OK)}

@@ -1,0 +1,67 @@
+"""What requests may do without, as a frontend sees it: routes of their own, and what stands behind them.
+
+A part overrides what it needs. The frontend asks once, at its start, who overrides what; so a part that is not there
+costs nothing, and no file outside of the part names it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Self, TypeVar
+
+from penstock.config.parts import brought
+from penstock.frontend.exchange.exchange import Route
+from penstock.ipc.overrides import calls
+
+
+class FrontendPart:
+    """A part in one frontend process. Its `frontend.py` lists the class as `PARTS`.
+
+    Messages from engines reach it through the links: `link.listeners[MESSAGE] = ...`, or as the answer of `link.ask`.
+    What it counts itself it registers in `service.metrics.registry`; what engines report of it is in its `metrics.py`.
+    """
+
+    routes: ClassVar[tuple[Route, ...]] = ()
+    """Its routes. Their handlers find the part's object by `service.parts.get`."""
+
+    @classmethod
+    def of(cls, service: Any) -> Self | None:
+        """The part of this frontend (`Service`); None if its options switch it off. Called inside the event loop."""
+        return cls()
+
+    async def start(self) -> None:
+        """The frontend is about to serve."""
+
+    async def close(self) -> None:
+        """The frontend ends, and all requests have ended."""
+
+
+_Part = TypeVar("_Part", bound=FrontendPart)
+
+
+class FrontendParts:
+    """The parts that a frontend has, and who of them overrides what."""
+
+    def __init__(self, service: Any) -> None:
+        found = (kind.of(service) for kind in brought("frontend", FrontendPart))
+        self._all = {type(part): part for part in found if part is not None}
+        self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "start")
+        self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "close")
+
+    def get(self, kind: type[_Part]) -> _Part | None:
+        """The part of this class, if it is there."""
+        found = self._all.get(kind)
+        return found if isinstance(found, kind) else None
+
+    async def start(self) -> None:
+        """Start all parts, in their order."""
+        for start in self._start:
+            await start()
+
+    async def close(self) -> None:
+        """Close all parts, the last one first."""
+        for close in reversed(self._close):
+            await close()
+
+
+def routes_of_parts() -> tuple[Route, ...]:
+    """The routes of all parts that there are."""
+    return tuple(route for kind in brought("frontend", FrontendPart) for route in kind.routes)

@@ -1,0 +1,26 @@
+"""A part of another distribution, from its options to what clients see of it."""
+
+import os
+from pathlib import Path
+
+import aiohttp
+
+from tests.e2e.servers import serving
+from tests.parts.distribution import install
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_a_part_of_another_distribution_serves(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(install(tmp_path)), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    async with (
+        serving("--toy-word", "hi", PYTHONPATH=path, PENSTOCK_TOY_TIMES="2") as server,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(f"{server.url}/toy") as answer:
+            assert await answer.json() == {"words": ["hi", "hi"], "is_started": True}
+        async with session.get(f"{server.url}/openapi.json") as answer:
+            assert "/toy" in (await answer.json())["paths"]
+        metrics = await server.settled(session)  # there is a report of the engine then
+        assert metrics["toy_words_total"] == 2
+        assert metrics["toy_rows"] == metrics["penstock_num_rows"] > 0

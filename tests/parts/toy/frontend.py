@@ -1,0 +1,51 @@
+"""In a frontend: a route, and what it counts."""
+
+from typing import Self
+
+import msgspec
+from prometheus_client import Counter
+
+from penstock.frontend.api.service import Service
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.frontend.part import FrontendPart
+from tests.parts.toy.options import ToyOptions
+
+
+class Said(msgspec.Struct):
+    """The answer."""
+
+    words: list[str]
+    is_started: bool
+
+
+async def say(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    toy = service.parts.get(Toy)
+    assert toy is not None, "no option switches it off"
+    return Reply(msgspec.json.encode(toy.say()))
+
+
+class Toy(FrontendPart):
+    """Says a word."""
+
+    routes = (Route("GET", "/toy", say, "A word", Said, errors=(500,)),)
+
+    def __init__(self, service: Service) -> None:
+        self._options = service.config.of(ToyOptions)
+        self._is_started = False
+        self._num_said = Counter("toy_words", "Words that were said.", registry=service.metrics.registry)
+
+    @classmethod
+    def of(cls, service: Service) -> Self:
+        return cls(service)
+
+    async def start(self) -> None:
+        self._is_started = True
+
+    def say(self) -> Said:
+        words = [self._options.toy_word] * self._options.toy_times
+        self._num_said.inc(len(words))
+        return Said(words, self._is_started)
+
+
+PARTS = (Toy,)
