@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.sequences.intake import Refusal
+from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.batching.scheduler.registry import make_batching
 from penstock.parts.batching.scheduler.static import Static
 
@@ -32,7 +33,7 @@ class Batches(SchedulerPart):
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
-        kind = make_batching(scheduler.options)
+        kind = make_batching(scheduler.config.of(BatchingOptions))
         if kind is None:
             return None
         batches = before or cls(kind, scheduler)

@@ -2,14 +2,14 @@
 
 from math import inf
 
-from penstock.config.options import SchedulerOptions
+from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.batching.scheduler.static import Static
 
 
 class Dynamic(Static):
     """Like static batching, but a batch that is not full waits for more requests."""
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    def __init__(self, options: BatchingOptions) -> None:
         self._seconds = options.batch_wait_ms / 1000
 
     def begins_at(self, num_waiting: int, size: int, oldest: float) -> float:

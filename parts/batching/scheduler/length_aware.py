@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from math import log2
 
-from penstock.config.options import SchedulerOptions
 from penstock.core.sequences.output_lengths import LengthPredictor
 from penstock.core.sequences.sequence import Request
+from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.batching.scheduler.static import Static, first_that_fit
 
 
@@ -17,7 +17,7 @@ class LengthAware(Static):
     of 10 and 40 tokens wastes as large a part as one of 100 and 400.
     """
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    def __init__(self, options: BatchingOptions) -> None:
         self._lengths = LengthPredictor()
 
     def on_finished(self, request: Request, num_outputs: int) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from penstock.config.options import BatchingName, SchedulerOptions
+from penstock.parts.batching.options import BatchingName, BatchingOptions
 from penstock.parts.batching.scheduler.dynamic import Dynamic
 from penstock.parts.batching.scheduler.length_aware import LengthAware
 from penstock.parts.batching.scheduler.static import Static
 
-KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
+KINDS: dict[BatchingName, Callable[[BatchingOptions], Static] | None] = {
     "continuous": None,  # no batches: a sequence begins when there is room
     "static": Static,
     "dynamic": Dynamic,
@@ -15,7 +15,7 @@ KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
 }
 
 
-def make_batching(options: SchedulerOptions) -> Static | None:
+def make_batching(options: BatchingOptions) -> Static | None:
     """Return the kind that the options name; None if sequences begin one by one."""
     make = KINDS[options.batching]
     return None if make is None else make(options)

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from math import inf
 
-from penstock.config.options import SchedulerOptions
 from penstock.core.sequences.sequence import Request
+from penstock.parts.batching.options import BatchingOptions
 
 
 class Static:
     """A batch of all waiting requests that fit; the base of all kinds that run batches one after the other."""
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    def __init__(self, options: BatchingOptions) -> None:
         """Keep the options that the kind needs."""
 
     def begins_at(self, num_waiting: int, size: int, oldest: float) -> float:

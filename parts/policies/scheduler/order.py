@@ -10,10 +10,11 @@ from penstock.core.scheduling.step_record import Blocked
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
+from penstock.parts.policies.options import FCFS, PolicyOptions
 from penstock.parts.policies.scheduler.hooks import Hooks
 from penstock.parts.policies.scheduler.levels import Levels
 from penstock.parts.policies.scheduler.policy import Policy
-from penstock.parts.policies.scheduler.registry import FCFS, make_policy
+from penstock.parts.policies.scheduler.registry import make_policy
 from penstock.parts.policies.scheduler.view import View
 
 if TYPE_CHECKING:
@@ -27,19 +28,20 @@ class Order(SchedulerPart):
 
     @classmethod
     def check_options(cls, config: Config) -> None:
-        make_policy(config.scheduler.scheduling_policy)
+        make_policy(config.of(PolicyOptions).scheduling_policy)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
-        if scheduler.options.scheduling_policy == FCFS:
+        name = scheduler.config.of(PolicyOptions).scheduling_policy
+        if name == FCFS:
             return None
-        order = before or cls(make_policy(scheduler.options.scheduling_policy), scheduler)
+        order = before or cls(make_policy(name), scheduler)
         order._view.follow(scheduler.kv, scheduler.running, scheduler.limits)
         return order
 
     def __init__(self, policy: Policy, scheduler: "Scheduler") -> None:
         self.policy = policy
-        policy.max_delay = scheduler.options.max_policy_delay or policy.max_delay
+        policy.max_delay = scheduler.config.of(PolicyOptions).max_policy_delay or policy.max_delay
         if policy.overrides("first_tenant"):
             scheduler.waiting.order = policy
         if policy.overrides("key"):

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 
 from penstock.config import ConfigError
+from penstock.parts.policies.options import FCFS
 from penstock.parts.policies.scheduler.cache_aware import CacheAware
 from penstock.parts.policies.scheduler.deadline import Deadline, DeadlineOrRefuse
 from penstock.parts.policies.scheduler.fair import Fair
@@ -22,8 +23,6 @@ from penstock.parts.policies.scheduler.priority import Priority
 from penstock.parts.policies.scheduler.sjf import ShortestJobFirst
 
 ENTRY_POINTS = "penstock.policies"
-FCFS = "fcfs"
-"""The order that schedulers have by themselves."""
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     FCFS: Policy,

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from penstock.config.options import BatchingName
 from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.parts.batching.options import BatchingName
 from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint

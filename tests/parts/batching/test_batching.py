@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from penstock.config.options import BatchingName
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.batching.options import BatchingName
 from penstock.parts.batching.scheduler.batches import FILLS, RUNS
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
