@@ -69,6 +69,9 @@ class Config(Options, frozen=True, dict=True):
     parts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """Options of parts, by the part's name, as plain values and without defaults: ask `of` for them."""
 
+    def __hash__(self) -> int:
+        return hash(msgspec.json.encode(self))  # some cache by it, and `parts` has no hash
+
     def of(self, kind: type[_Part]) -> _Part:
         """The options of a part."""
         found: _Part | None = self._of_parts.get(kind)

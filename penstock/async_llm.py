@@ -18,11 +18,11 @@ from penstock.config import ConfigError
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
 from penstock.frontend.api.logprobs import prompt_logprobs
-from penstock.frontend.api.run import make_ready, submit
+from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.api.usage import bill_as_sent
-from penstock.frontend.embeddings.handlers import floats, read_embedding
+from penstock.frontend.embeddings.embeddings import floats, read_embedding
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineLink
@@ -151,12 +151,11 @@ class AsyncLLM:
         try:
             valid, output, images = await self._read(service, prompt, params, record)
             output.request_id, output.warnings = record.request_id, record.warnings
-            ready = await make_ready(service, valid, [output.prompt_token_ids], record, valid.grammar)
-            task = submit(service, record, replace(ready, images=images) if images else ready)
+            run = await submit(service, record, valid, [output.prompt_token_ids], images=images)
         except BaseException:
             record.end()
             raise
-        generation = task.generation
+        generation = run.generation
         try:
             tokenizer = service.model.tokenizer
             if valid.logprobs.prompt >= 0:
@@ -164,25 +163,25 @@ class AsyncLLM:
                 of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
                 output.prompt_logprobs = of_prompt
             output.outputs = [CompletionOutput(index) for index in range(valid.n)]
-            scores, kind = task.score_writer(), params.output_kind
-            while not output.finished:
-                for event in await generation.next_events():
+            scores, kind = run.score_writer(), params.output_kind
+            async for events in generation:
+                for event in events:
                     output.outputs[event.index].add(event, scores)
                 output.finished = generation.is_finished
                 if output.finished:
                     await generation.billed()
-                    output.bill = bill_as_sent(task.generation.bill, service.metrics.price_per_hour)
+                    output.bill = bill_as_sent(run.generation.bill, service.metrics.price_per_hour)
                 output.num_cached_tokens = generation.progress.num_cached_tokens
-                if output.finished and ready.grammar.checked_schema:
+                if output.finished and run.grammar.checked_schema:
                     for each in output.outputs:
-                        await task.schema_error(each.text, each.finish_reason or "")
+                        await run.schema_error(each.text, each.finish_reason or "")
                 if kind is RequestOutputKind.DELTA:
                     yield output
                     output = replace(output, outputs=[CompletionOutput(each.index) for each in output.outputs])
                 elif output.finished or kind is RequestOutputKind.CUMULATIVE:
                     yield replace(output, outputs=[each.copy() for each in output.outputs])
         finally:
-            task.finish()
+            run.finish()
             record.end()
 
     def chat(
@@ -234,18 +233,14 @@ class AsyncLLM:
         )
         output = EmbeddingRequestOutput(record.request_id, warnings=record.warnings)
         output.prompt_token_ids = valid.common.truncated(token_ids)
-        ready = await make_ready(service, valid.common, [output.prompt_token_ids], record, None)
-        task = submit(service, record, ready, is_prompt_only=True)
-        try:
-            await task.answers()
-            await task.generation.billed()
-            output.bill = bill_as_sent(task.generation.bill, service.metrics.price_per_hour)
-            output.num_cached_tokens = task.generation.progress.num_cached_tokens
-            [vector] = task.generation.pooled
+        with await submit(service, record, valid.common, [output.prompt_token_ids], is_prompt_only=True) as run:
+            await run.answers()
+            await run.generation.billed()
+            output.bill = bill_as_sent(run.generation.bill, service.metrics.price_per_hour)
+            output.num_cached_tokens = run.generation.progress.num_cached_tokens
+            [vector] = run.generation.pooled
             output.outputs = EmbeddingOutput(floats(vector))
             return output
-        finally:
-            task.finish()
 
     async def _ready_service(self) -> Service:
         service = await self.service()

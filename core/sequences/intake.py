@@ -2,7 +2,10 @@
 
 from itertools import chain
 from math import isfinite
+from operator import attrgetter
 from typing import NamedTuple
+
+from msgspec.structs import fields
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.sequences.drain_rate import DrainRate
@@ -122,13 +125,16 @@ def _check_room(
     return None
 
 
+_FLOATS = tuple(field.name for field in fields(SamplingParams) if isinstance(field.default, float))
+_floats_of = attrgetter(*_FLOATS)
+
+
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Return what would crash the worker. Frontends check the same with better messages; this is for other senders."""
-    floats = (
-        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
-        sampling.presence_penalty, sampling.frequency_penalty, *(bias for _, bias in sampling.logit_bias),
-    )  # fmt: skip
-    if not all(map(isfinite, floats)):
+    """Return what would crash the worker, and what the types of messages allow.
+
+    Frontends check ranges, with better messages (`frontend/validation/common.py`); this is for other senders.
+    """
+    if not all(map(isfinite, (*_floats_of(sampling), *(bias for _, bias in sampling.logit_bias)))):
         return Refusal("internal", "a sampling parameter is not a finite number")
     used = [*sampling.allowed_token_ids, *chain.from_iterable(sampling.bad_words), *(i for i, _ in sampling.logit_bias)]
     if sampling.min_tokens:

@@ -1,22 +1,24 @@
 """POST /v1/chat/completions"""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chunks import ChunkWriter
 from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.output_grammar import output_grammar_of
-from penstock.frontend.api.run import Chunks, ChunkWriter, Job, Prepared, Run, run
+from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
-from penstock.frontend.draws import CLOCK
+from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
-from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.parsing.parser import (
     PLAIN,
     MessageParser,
@@ -29,7 +31,6 @@ from penstock.frontend.parsing.parser import (
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.validation.chat import ValidChat, validate_chat
-from penstock.frontend.validation.common import Rules
 
 _encode = msgspec.json.encode
 
@@ -37,47 +38,58 @@ _NUM_LAST_TOKENS = 16
 """How many of a prompt's last tokens show whether the template has opened reasoning."""
 
 
-async def _validated(
-    service: Service, record: RequestRecord, request: schema.ChatRequest, rules: Rules, num_bytes: int
-) -> Job:
-    valid = validate_chat(request, rules, service.model.template)
-
-    async def prepare() -> Prepared:
-        record.warnings += valid.conversation.warnings
-        prompt = await service.prompts.render_and_encode(valid.conversation, rules, record)
-        prompt = valid.common.truncated_chat(prompt)
-        chunks, whole = partial(_chunks, valid.has_functions), partial(_whole, valid.has_functions)
-        return prepared_chat(service, valid, prompt, chunks, whole)
-
-    return Job(valid.common, prepare)
-
-
-chat_completions = partial(run, schema.CHAT, _validated)
-"""The handler."""
-
-
-def prepared_chat(
-    service: Service,
-    valid: ValidChat,
-    prompt: Prompt,
-    chunks: Callable[[OutputFormat, Run], Chunks],
-    whole: Callable[[OutputFormat, Run], Awaitable[bytes]],
-) -> Prepared:
-    """Prepare a chat with this prompt.
+async def chat_completions(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
 
     Raises:
-        InvalidParameter: if the output cannot end.
+        ApiError: before the first byte.
     """
-    output_format = _output_format(service.model, valid, prompt.token_ids)
-    is_free = valid.common.grammar is None and valid.tools is None
-    return Prepared(
+    request, num_bytes = await read(schema.CHAT, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        valid = validate_chat(request, admission.rules, service.model.template)
+        admission.hold(valid.common)
+        has_functions = valid.has_functions
+        del body, request  # they may be large
+        record.warnings += valid.conversation.warnings
+        prompt = await service.prompts.render_and_encode(valid.conversation, admission.rules, record)
+        prompt = valid.common.truncated_chat(prompt)
+        run, output_format = await submit_chat(service, record, valid, prompt)
+    del valid  # its conversation may be large too, and generating takes long
+    with run:
+        if not run.valid.stream:
+            return Reply(await _completion(run, output_format, has_functions=has_functions))
+        chunks = ChatChunks(run)
+        if output_format is not PLAIN:
+            chunks = ParsedChatChunks(run, output_format, has_functions=has_functions)
+        await run.first_news()
+        return run.streamed(_stream(run, chunks, chunks.opening()))
+
+
+async def submit_chat(
+    service: Service, record: RequestRecord, valid: ValidChat, prompt: Prompt, *, is_prompt_only: bool = False
+) -> tuple[Run, OutputFormat]:
+    """Send a chat with this prompt to the engine; also return how its output is to be parsed.
+
+    Raises:
+        ApiError: as `submit`.
+    """
+    common, model = valid.common, service.model
+    output_format = _output_format(model, valid, prompt.token_ids)
+    if common.grammar is not None or valid.tools is not None:
+        common = replace(common, grammar=output_grammar_of(common, output_format, model.tokenizer))
+    shown: frozenset[int] = frozenset()
+    if output_format is not PLAIN:
+        shown = model.tokenizer.special_ids(output_format.marks)
+    run = await submit(
+        service,
+        record,
+        common,
         [prompt.token_ids],
-        None if is_free else output_grammar_of(valid.common, output_format, service.model.tokenizer),
-        partial(chunks, output_format),
-        partial(whole, output_format),
-        frozenset() if output_format is PLAIN else service.model.tokenizer.special_ids(output_format.marks),
         images=prompt.images,
+        shown=shown,
+        is_prompt_only=is_prompt_only,
     )
+    return run, output_format
 
 
 def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> OutputFormat:
@@ -107,10 +119,24 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
     )
 
 
-def _chunks(has_functions: bool, output_format: OutputFormat, run: Run) -> Chunks:
-    if output_format is PLAIN:
-        return ChatChunks(run)
-    return ParsedChatChunks(run, output_format, has_functions=has_functions)
+async def _stream(run: Run, chunks: "ChatChunks", opening: bytes) -> AsyncGenerator[bytes, None]:
+    """The chunks as they come: the opening, those of each token, the end."""
+    unsent = opening
+    try:
+        if not run.generation.has_news:
+            yield unsent  # shows the client that its request was accepted
+            unsent = b""
+        async for events in run.generation:
+            for event in events:
+                unsent += chunks.event(event)
+            if unsent or not events:
+                yield unsent or sse.KEEP_ALIVE
+                unsent = b""
+        yield await chunks.end()
+    except Exception as error:
+        yield unsent + sse.error_event(run.failed(error))
+    finally:
+        run.finish()
 
 
 class ChatChunks(ChunkWriter):
@@ -124,23 +150,22 @@ class ChatChunks(ChunkWriter):
         super().__init__(run)
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._no_usage
 
-    async def opening(self) -> bytes:
+    def opening(self) -> bytes:
         """The first chunk of each choice."""
-        valid, [prompt] = self.run.ready.valid, self.run.ready.prompts
-        usage = self.run.usage() if valid.continuous_usage else None
+        valid, [prompt] = self.run.valid, self.run.prompts
         opening = b""
         for index in range(valid.num_sequences):
             ids = b',"prompt_token_ids":' + _encode(prompt) if self._token_ids and index == 0 else b""
             delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            opening += self._head + b',"choices":[{"index":%d,' % index + delta + ids + self._tail(usage)
+            opening += self._head + b',"choices":[{"index":%d,' % index + delta + ids + self._tail()
         return opening
 
-    def delta(self, index: int, delta: bytes, usage: schema.Usage | None = None) -> bytes:
+    def delta(self, index: int, delta: bytes) -> bytes:
         """A chunk with a delta that is already JSON."""
         choice = b'{"index":%d,"delta":' % index + delta + b',"logprobs":null,"finish_reason":null}'
-        return self._head + b',"choices":[' + choice + b"]" + self._tail(usage)
+        return self._head + b',"choices":[' + choice + b"]" + self._tail()
 
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """Content chunk, finish chunk, or both; empty if there is nothing to show yet."""
         if self._is_checked:
             self._collect(event)
@@ -151,15 +176,15 @@ class ChatChunks(ChunkWriter):
             if before is None:
                 before = self._head + b',"choices":[{"index":%d,"delta":{"content":' % event.index
                 self._before[event.index] = before
-            if usage is None and not self._token_ids and not scores:
+            if not (self._has_usage or self._token_ids or scores):
                 chunks = before + _encode(event.text) + self._after
             else:
                 ids = b',"token_ids":' + _encode(event.token_ids) if self._token_ids else b""
                 logprobs = _encode(self._scores.chat(scores)) if self._scores is not None and scores else b"null"
-                rest = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._tail(usage)
+                rest = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._tail()
                 chunks = before + _encode(event.text) + rest
         if event.finish_reason is not None:
-            chunks += self._head + b',"choices":[' + self._choice(event, self.nothing) + b"]" + self._tail(usage)
+            chunks += self._head + b',"choices":[' + self._choice(event, self.nothing) + b"]" + self._tail()
         return chunks
 
 
@@ -169,12 +194,12 @@ class ParsedChatChunks(ChatChunks):
     def __init__(self, run: Run, output_format: OutputFormat, *, has_functions: bool) -> None:
         super().__init__(run)
         self._has_functions = has_functions
-        sequences, tokenizer = range(run.ready.valid.num_sequences), run.service.model.tokenizer
+        sequences, tokenizer = range(run.valid.num_sequences), run.service.model.tokenizer
         self._parsers = [MessageParser(output_format) for _ in sequences]
         self._counters = [ReasoningCounter(output_format, tokenizer) for _ in sequences]
         self._num_reasoning_tokens = [0 for _ in sequences]
 
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """One chunk for each part of the event; empty if nothing is certain yet."""
         index = event.index
         parser = self._parsers[index]
@@ -182,22 +207,22 @@ class ParsedChatChunks(ChatChunks):
         self.run.record.num_reasoning_tokens = sum(self._num_reasoning_tokens)
         parts = parser.feed(event.text)
         if event.finish_reason is None and len(parts) == 1 and isinstance(parts[0], Content):
-            return super().event(replace(event, text=parts[0].text), usage)
+            return super().event(replace(event, text=parts[0].text))
         reason = event.finish_reason
         if reason is not None:
             parts += parser.finish()
             reason = parser.end(reason)
             self.run.record.num_calling += reason == "tool_calls"
         # First the log-probabilities in a chunk without text, then the parts, then the end.
-        chunks = super().event(replace(event, text="", finish_reason=None), usage)
+        chunks = super().event(replace(event, text="", finish_reason=None))
         for part in parts:
             if isinstance(part, Content):
-                chunks += super().event(SequenceEvent(index, part.text, []), usage)
+                chunks += super().event(SequenceEvent(index, part.text, []))
             else:
-                chunks += self.delta(index, _delta(part, has_functions=self._has_functions), usage)
+                chunks += self.delta(index, _delta(part, has_functions=self._has_functions))
         if reason is not None:
             end = SequenceEvent(index, "", [], _shown_reason(reason, self._has_functions), event.stop_reason)
-            chunks += super().event(end, usage)
+            chunks += super().event(end)
         return chunks
 
 
@@ -227,8 +252,9 @@ def _delta(part: Part, *, has_functions: bool) -> bytes:
     return _encode(delta)
 
 
-async def _whole(has_functions: bool, output_format: OutputFormat, run: Run) -> bytes:
-    service, record, valid, [prompt] = run.service, run.record, run.ready.valid, run.ready.prompts
+async def _completion(run: Run, output_format: OutputFormat, *, has_functions: bool) -> bytes:
+    """The body of a complete answer."""
+    service, record, valid, [prompt] = run.service, run.record, run.valid, run.prompts
     answers = await run.answers()
     tokenizer = service.model.tokenizer
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]

@@ -1,24 +1,25 @@
 """POST /v1/completions"""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chunks import ChunkWriter
 from penstock.frontend.api.infill import filled_prompts, infill_format, with_ends
 from penstock.frontend.api.logprobs import prompt_logprobs
-from penstock.frontend.api.run import Answer, ChunkWriter, Job, Prepared, Run, run
+from penstock.frontend.api.run import Answer, Run, submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.draws import CLOCK
+from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
-from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.validation.common import Rules
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
 
@@ -36,31 +37,50 @@ class _Prompt:
     echo: str
 
 
-async def _validated(
-    service: Service, record: RequestRecord, request: schema.CompletionRequest, rules: Rules, num_bytes: int
-) -> Job:
-    valid = validate_completion(request, rules)
-    if valid.suffix:
-        infill = infill_format(service, "suffix")
-        valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
+async def completions(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
 
-    async def prepare() -> Prepared:
+    Raises:
+        ApiError: before the first byte.
+    """
+    request, num_bytes = await read(schema.COMPLETION, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        valid = validate_completion(request, admission.rules)
+        if valid.suffix:
+            infill = infill_format(service, "suffix")
+            valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
+        admission.hold(valid.common, len(valid.prompts))
+        del body, request  # they may be large
         prompts = await _prompts(service, valid, record.tenant)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)
-        return Prepared(
-            token_ids,
-            valid.common.grammar,
-            lambda run: CompletionChunks(run, partial(_opening, run, valid, prompts)),
-            partial(_whole, valid, prompts),
-            is_prompt_only=valid.is_prompt_only,
-        )
-
-    return Job(valid.common, prepare, len(valid.prompts))
+        run = await submit(service, record, valid.common, token_ids, is_prompt_only=valid.is_prompt_only)
+    with run:
+        if not valid.common.stream:
+            return Reply(await _completion(run, valid, prompts))
+        chunks = CompletionChunks(run)
+        await run.first_news()
+        return run.streamed(_stream(run, chunks, await _opening(run, valid, prompts, chunks)))
 
 
-completions = partial(run, schema.COMPLETION, _validated)
-"""The handler."""
+async def _stream(run: Run, chunks: "CompletionChunks", opening: bytes) -> AsyncGenerator[bytes, None]:
+    """The chunks as they come: the opening, those of each token, the end."""
+    unsent = opening
+    try:
+        if not run.generation.has_news:
+            yield unsent or sse.KEEP_ALIVE  # shows the client that its request was accepted
+            unsent = b""
+        async for events in run.generation:
+            for event in events:
+                unsent += chunks.event(event)
+            if unsent or not events:
+                yield unsent or sse.KEEP_ALIVE
+                unsent = b""
+        yield await chunks.end()
+    except Exception as error:
+        yield unsent + sse.error_event(run.failed(error))
+    finally:
+        run.finish()
 
 
 def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
@@ -90,7 +110,8 @@ async def _prompts(service: Service, valid: ValidCompletion, client: str) -> lis
     return prompts
 
 
-async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> bytes:
+async def _completion(run: Run, valid: ValidCompletion, prompts: list[_Prompt]) -> bytes:
+    """The body of a complete answer."""
     service, common = run.service, valid.common
     answers = await run.answers()
     for answer in answers:
@@ -127,16 +148,10 @@ class CompletionChunks(ChunkWriter):
     object_name = "text_completion"
     nothing: ClassVar[dict[str, object]] = {"text": ""}
 
-    def __init__(self, run: Run, write_prompts: Callable[["CompletionChunks"], Awaitable[bytes]]) -> None:
-        """`write_prompts` produces the opening: echoed prompts and prompt ids, written by `prompt`."""
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._write_prompts = write_prompts
         self._starts: dict[int, int] = {}  # characters of an echoed prompt before a choice's output
         self._after = b',"logprobs":null,"finish_reason":null}]' + self._no_usage
-
-    async def opening(self) -> bytes:
-        """Echoed prompts and prompt ids."""
-        return await self._write_prompts(self)
 
     def prompt(
         self,
@@ -151,12 +166,12 @@ class CompletionChunks(ChunkWriter):
         rest = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null' + ids + b"}]" + self._no_usage
         return self._start(index) + _encode(text) + rest
 
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """The chunk of an event; empty if there is nothing to show yet."""
         if self._is_checked:
             self._collect(event)
         scores = event.scores if self._scores is not None else None
-        if event.finish_reason is None and usage is None and not self._token_ids and not scores:
+        if event.finish_reason is None and not (self._has_usage or self._token_ids or scores):
             return self._start(event.index) + _encode(event.text) + self._after if event.text else b""
         if not (event.text or event.finish_reason or scores or (self._token_ids and event.token_ids)):
             return b""
@@ -165,7 +180,7 @@ class CompletionChunks(ChunkWriter):
             fields["token_ids"] = event.token_ids
         if self._scores is not None and scores:
             fields["logprobs"] = self._scores.completion(scores, self._starts.get(event.index, 0))
-        return self._head + b',"choices":[' + self._choice(event, fields) + b"]" + self._tail(usage)
+        return self._head + b',"choices":[' + self._choice(event, fields) + b"]" + self._tail()
 
     def _start(self, index: int) -> bytes:
         before = self._before.get(index)

@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.body import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import EngineNotFound, InvalidParameter, InvalidRequest, Unavailable

@@ -1,21 +1,20 @@
 """Filling in the middle: prompts for `suffix` of completions, and POST /infill, as llama.cpp has it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
 
-from penstock.frontend import schema
-from penstock.frontend.api.run import Job, Prepared, Run, run
+from penstock.frontend.api.body import read
+from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.engine.generation import SequenceEvent, StopReason
-from penstock.frontend.errors import ApiError, InvalidParameter, UnsupportedParameter
+from penstock.frontend.engine.generation import StopReason
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.exchange import sse
-from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
 from penstock.frontend.text.infill import FORMATS, JOINT, Chunk, Infill
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, validate_common
@@ -96,19 +95,54 @@ async def filled_prompts(service: Service, valid: ValidCompletion, client: str) 
     ]
 
 
-async def _validated(
-    service: Service, record: RequestRecord, request: InfillRequest, rules: Rules, num_bytes: int
-) -> Job:
-    infill = infill_format(service, "input_suffix")
-    before, after = request.input_prefix, request.input_suffix
-    for field, text in (("input_prefix", before), ("input_suffix", after)):
-        if text is None:
-            raise InvalidParameter(f"{field} is required", param=field)
-    extras = request.input_extra or []
+async def infill(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    request, num_bytes = await read(INFILL, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        marks, rules = infill_format(service, "input_suffix"), admission.rules
+        before, after, extras = _parts(request)
+        common, is_prompt_only = _valid(request, marks, rules)
+        admission.hold(common)
+        fields = request.response_fields or []
+        del body, request  # they may be large
+        most_chars = MAX_BYTES_PER_TOKEN * rules.max_model_len
+        most = rules.max_model_len - min(common.max_tokens or LEAST_OUTPUT, max(rules.max_model_len // 8, 1))
+        near = _near(extras, most_chars)
+        prompt = await infill_prompt(
+            service, marks, before[-most_chars:], after[:most_chars], record.tenant, near, max_tokens=most
+        )
+        run = await submit(service, record, common, [prompt], is_prompt_only=is_prompt_only)
+    del before, after, extras, near
+    with run:
+        writer = _Writer(run, fields, is_cut=len(prompt) >= most)
+        if not common.stream:
+            [answer] = await run.answers()
+            wrong = await run.schema_error(answer.text, answer.finish_reason)
+            return Reply(writer.answer(answer.text, answer.finish_reason, answer.stop_reason, wrong))
+        await run.first_news()
+        return run.streamed(_stream(run, writer))
+
+
+def _parts(request: InfillRequest) -> tuple[str, str, list[InfillExtra]]:
+    """The text before the gap, the one after it, and other files."""
+    before, after, extras = request.input_prefix, request.input_suffix, request.input_extra or []
+    if before is None:
+        raise InvalidParameter("input_prefix is required", param="input_prefix")
+    if after is None:
+        raise InvalidParameter("input_suffix is required", param="input_suffix")
     if len(extras) > MAX_EXTRAS:
         raise InvalidParameter(
             f"input_extra may hold at most {MAX_EXTRAS} texts, got {len(extras)}", param="input_extra"
         )
+    return before + (request.prompt or ""), after, extras
+
+
+def _valid(request: InfillRequest, marks: Infill, rules: Rules) -> tuple[ValidRequest, bool]:
+    """The request, checked, and whether its prompt is only to be cached."""
     num_asked = request.max_tokens if request.n_predict is None else request.n_predict
     is_prompt_only = num_asked == 0
     if request.repetition_penalty is None:
@@ -117,21 +151,7 @@ async def _validated(
     common = validate_common(request, rules, max_tokens=1 if is_prompt_only else asked, max_tokens_field="n_predict")
     if common.num_sequences != 1:
         raise InvalidParameter("n must be 1 for a text that is filled in", param="n")
-    common = with_ends(common, infill, ignore_eos=bool(request.ignore_eos))
-    reserved = min(common.max_tokens or LEAST_OUTPUT, max(rules.max_model_len // 8, 1))
-
-    async def prepare() -> Prepared:
-        assert before is not None
-        assert after is not None
-        most, most_chars = rules.max_model_len - reserved, MAX_BYTES_PER_TOKEN * rules.max_model_len
-        whole = before + (request.prompt or "")
-        near = _near(extras, most_chars)
-        before_gap, after_gap = whole[-most_chars:], after[:most_chars]
-        prompt = await infill_prompt(service, infill, before_gap, after_gap, record.tenant, near, max_tokens=most)
-        writer = _Writer(request.response_fields or [], is_cut=len(prompt) >= most)
-        return Prepared([prompt], common.grammar, partial(_Chunks, writer), writer.whole, is_prompt_only=is_prompt_only)
-
-    return Job(common, prepare)
+    return with_ends(common, marks, ignore_eos=bool(request.ignore_eos)), is_prompt_only
 
 
 def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:
@@ -141,74 +161,55 @@ def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:
     return extras[len(extras) - num :]
 
 
-infill = partial(run, INFILL, _validated)
-"""The handler."""
-
-
 class _Writer:
     """Writes answers in llama.cpp's shape."""
 
-    def __init__(self, fields: list[str], *, is_cut: bool) -> None:
+    def __init__(self, run: Run, fields: list[str], *, is_cut: bool) -> None:
+        self._run = run
         self._fields = fields
         self._is_cut = is_cut
 
-    async def whole(self, run: Run) -> bytes:
-        """The body of a complete answer."""
-        [answer] = await run.answers()
-        wrong = await run.schema_error(answer.text, answer.finish_reason)
-        return self.answer(run, answer.text, answer.finish_reason, answer.stop_reason, wrong)
-
-    def answer(self, run: Run, content: str, finish_reason: str, stop_reason: StopReason, schema_error: str) -> bytes:
+    def answer(self, content: str, finish_reason: str, stop_reason: StopReason, schema_error: str) -> bytes:
         """The whole answer, or the end of a stream."""
-        record, progress = run.record, run.generation.progress
+        record, progress = self._run.record, self._run.generation.progress
         is_word = isinstance(stop_reason, str)
         told = InfillAnswer(
             content=content,
             stop=True,
-            model=run.ready.valid.model,
+            model=self._run.valid.model,
             tokens_predicted=progress.num_output_tokens,
             tokens_evaluated=record.num_prompt_tokens,
             tokens_cached=record.num_prompt_tokens + progress.num_output_tokens,
             truncated=self._is_cut,
             stop_type="word" if is_word else "eos" if finish_reason == "stop" else "limit",
             stopping_word=str(stop_reason) if is_word else "",
-            timings=_timings(run),
+            timings=_timings(self._run),
             schema_error=schema_error or UNSET,
         )
         return _encode(told if not self._fields else _picked(msgspec.to_builtins(told), self._fields))
 
 
-class _Chunks:
-    """The events of a stream."""
-
-    def __init__(self, writer: _Writer, run: Run) -> None:
-        self._writer, self._run = writer, run
-        self._finish_reason = ""
-        self._stop_reason: StopReason = None
-        self._is_checked = bool(run.ready.grammar.checked_schema)
-        self._text: list[str] = []
-
-    async def opening(self) -> bytes:
-        """Nothing before the first text."""
-        return b""
-
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """An event for a piece of text."""
-        if self._is_checked:
-            self._text.append(event.text)
-        if event.finish_reason is not None:
-            self._finish_reason, self._stop_reason = event.finish_reason, event.stop_reason
-        piece = {"index": 0, "content": event.text, "stop": False}
-        return sse.event(_encode(piece)) if event.text else b""
-
-    async def end(self, usage: schema.Usage | None) -> bytes:
-        """The last event, with the figures."""
-        wrong = await self._run.schema_error("".join(self._text), self._finish_reason)
-        return sse.event(self._writer.answer(self._run, "", self._finish_reason, self._stop_reason, wrong))
-
-    def failure(self, error: ApiError) -> bytes:
-        """The end of a stream that fails."""
-        return sse.error_event(error)
+async def _stream(run: Run, writer: _Writer) -> AsyncGenerator[bytes, None]:
+    """An event for each piece of text, then one with the figures."""
+    is_checked, text = bool(run.grammar.checked_schema), ""
+    finish_reason, stop_reason = "", cast("StopReason", None)
+    try:
+        if not run.generation.has_news:
+            yield sse.KEEP_ALIVE  # shows the client that its request was accepted
+        async for events in run.generation:
+            for event in events:  # at most one: there is one sequence
+                text += event.text if is_checked else ""
+                finish_reason, stop_reason = event.finish_reason or "", event.stop_reason
+                if event.text:
+                    yield sse.event(_encode({"index": 0, "content": event.text, "stop": False}))
+            if not events:
+                yield sse.KEEP_ALIVE
+        wrong = await run.schema_error(text, finish_reason)
+        yield sse.event(writer.answer("", finish_reason, stop_reason, wrong))
+    except Exception as error:
+        yield sse.error_event(run.failed(error))
+    finally:
+        run.finish()
 
 
 def _picked(told: dict[str, Any], paths: list[str]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import structlog
@@ -402,8 +402,8 @@ class Service:
                 log.warning("streams not resumable at other frontends", reason=str(error))
             self.siblings = siblings
 
-    async def admit(self, record: RequestRecord) -> Rules:
-        """Accept a request before anything expensive is done for it; return the rules to validate it by.
+    async def admit(self, record: RequestRecord, num_bytes: int) -> "Admission":
+        """Let a request in whose body has so many bytes, before anything expensive is done for it.
 
         Raises:
             ShuttingDown, Unavailable, Overloaded: if it cannot be served now.
@@ -412,33 +412,7 @@ class Service:
             raise ShuttingDown("the server is shutting down", retry_after=5)
         if self.engine.facts is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
-        self.engine.queue.check(tenant=record.tenant)
-        return self.rules()
-
-    def reserve(
-        self, record: RequestRecord, valid: ValidRequest, num_bytes: int, num_prompts: int
-    ) -> AbstractContextManager[None]:
-        """Reserve room in the queue while a request's prompts are tokenized. No text has more tokens than bytes.
-
-        Raises:
-            InvalidParameter: the request has more sequences than this server, or its API key, allows.
-            RateLimitExceeded: its API key may not start that many now.
-            Overloaded: when entered, if there is no room.
-        """
-        num_seqs, most = num_prompts * valid.num_sequences, self.config.frontend.max_request_seqs
-        if num_seqs > most:
-            raise InvalidParameter(
-                f"a request may have at most {most} sequences, this one has {num_seqs}: {num_prompts} prompts, "
-                f"{valid.num_sequences} sequences each",
-                param="n" if num_prompts == 1 else valid.prompt_field,
-            )
-        if record.key_use is not None and num_seqs > 1:
-            record.key_use.add_sequences(num_seqs - 1)
-            record.num_added_seqs = num_seqs - 1
-        if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
-            record.tenant = user_of(record.tenant, valid.user)
-        num_tokens = min(num_bytes, num_prompts * (self.max_model_len or num_bytes))
-        return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
+        return Admission(self, record, num_bytes)
 
     async def learn(self) -> None:
         """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests."""
@@ -519,6 +493,59 @@ class Service:
         if self.database is not None:
             self.database.close()
         self.model.tokenizer.close()
+
+
+class Admission:
+    """A request that has been let in. It holds a place in the queue until the engine has it: use it in a `with`.
+
+    First that is a place for one sequence, which most requests have; the queue's gate is asked again only for others.
+    """
+
+    def __init__(self, service: Service, record: RequestRecord, num_bytes: int) -> None:
+        """No text has more tokens than its body's bytes.
+
+        Raises:
+            Overloaded: if there is no room in the queue.
+        """
+        self.rules = service.rules()
+        """To validate the request by."""
+        self._service = service
+        self._record = record
+        self._num_bytes = num_bytes
+        self._place = service.engine.queue.reserve(1, self._num_tokens(1), record.tenant)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._place.give_back()
+
+    def hold(self, valid: ValidRequest, num_prompts: int = 1) -> None:
+        """Hold what the request turns out to need.
+
+        Raises:
+            InvalidParameter: it has more sequences than this server, or its API key, allows.
+            RateLimitExceeded: its API key may not start that many now.
+            Overloaded: if there is no room for them.
+        """
+        record, most = self._record, self._service.config.frontend.max_request_seqs
+        num_seqs = num_prompts * valid.num_sequences
+        if num_seqs > most:
+            raise InvalidParameter(
+                f"a request may have at most {most} sequences, this one has {num_seqs}: {num_prompts} prompts, "
+                f"{valid.num_sequences} sequences each",
+                param="n" if num_prompts == 1 else valid.prompt_field,
+            )
+        if record.key_use is not None and num_seqs > 1:
+            record.key_use.add_sequences(num_seqs - 1)
+            record.num_added_seqs = num_seqs - 1
+        if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
+            record.tenant = user_of(record.tenant, valid.user)
+        self._place.resize(num_seqs, self._num_tokens(num_prompts) * valid.num_sequences, record.tenant)
+
+    def _num_tokens(self, num_prompts: int) -> int:
+        """The most tokens that the prompts can have together."""
+        return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
 
 
 def _system(facts: EngineReady, text: str) -> tuple[str, schema.SystemParts]:

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.api.run import read
+from penstock.frontend.api.body import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.api.run import read
+from penstock.frontend.api.body import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.batches.shapes import (
     ENDPOINTS,

@@ -7,7 +7,7 @@ from random import Random
 from penstock.frontend.api.service import Service
 from penstock.frontend.batches.answers import answered, request_id
 from penstock.frontend.batches.lines import NumberedLine
-from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
 from penstock.frontend.exchange.replies import JSON, Reply
 

@@ -7,13 +7,11 @@ from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.validation.common import Rules, ValidRequest, integer, refuse_unsupported, validate_common
 from penstock.frontend.validation.completion import valid_prompts
-from penstock.ipc.messages import Pooling, Sampling
+from penstock.ipc.messages import Pooling, SamplingParams
 from penstock.models.embeddings import Embeddings
 
 MAX_INPUTS = 2048
 """OpenAI's limit."""
-
-_NOTHING_SAMPLED = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def validate_embedding(request: EmbeddingRequest, rules: Rules, kind: Embeddings
     is_normalized = kind.is_normalized if request.normalize is None else request.normalize
     pooling = Pooling(kind.kind, 0 if size == kind.hidden_size else size, is_normalized)
     return ValidEmbedding(
-        common=replace(common, sampling=_NOTHING_SAMPLED, pooling=pooling),
+        common=replace(common, sampling=SamplingParams(temperature=0.0, max_tokens=1, pooling=pooling)),
         inputs=valid_prompts("input", request.input, rules, MAX_INPUTS),
         is_base64=request.encoding_format == "base64",
         add_special_tokens=request.add_special_tokens is not False,

@@ -3,7 +3,7 @@
 AddRequest(s) --> engine          a request per prompt, `n` sequences each;
 deltas <--------- engine          global index = prompt index * n + sequence_idx
   |  push(): into a bounded buffer, by the book of live requests
-  v  next_events(): detokenize, look for stop strings, merge what has accumulated
+  v  async for: detokenize, look for stop strings, merge what has accumulated
 SequenceEvents --> handler        one per sequence that has news
 close()                           aborts what is unfinished; runs on every path
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Self
 
 from penstock.frontend.engine.book import Bill, RequestBook
 from penstock.frontend.engine.link import retry_after
@@ -32,7 +33,7 @@ from penstock.frontend.errors import (
 from penstock.frontend.schema import Timings
 from penstock.frontend.targets import Targets
 from penstock.frontend.text.stop_strings import StopMatcher, StopStrings
-from penstock.frontend.text.tokenizer import Detokenizer
+from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
 
 StopReason = str | int | None
@@ -60,7 +61,9 @@ class SequenceEvent:
 class OutputRules:
     """How token ids become the text that a client sees."""
 
-    make_detokenizer: Callable[[], Detokenizer]
+    tokenizer: TextTokenizer
+    skip_special_tokens: bool = True
+    shown: frozenset[int] = frozenset()  # special tokens that are never skipped
     stop: StopStrings | None = None
     include_stop: bool = False
     min_tokens: int = 0
@@ -75,7 +78,9 @@ class SequenceText:
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
-        self._detokenizer = rules.make_detokenizer()
+        self._detokenizer = rules.tokenizer.detokenizer(
+            skip_special_tokens=rules.skip_special_tokens, shown=rules.shown
+        )
         self._matcher = None if rules.stop is None else StopMatcher(rules.stop)
         self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores
@@ -214,7 +219,7 @@ class SlowReader:
 
 
 class Generation:
-    """A `DeltaSink` for all sequences of one HTTP request; iterate with `next_events` until `is_finished`."""
+    """A `DeltaSink` for all sequences of one HTTP request. Iterate over it with `async for`, until all have ended."""
 
     def __init__(
         self,
@@ -262,7 +267,7 @@ class Generation:
 
     @property
     def has_news(self) -> bool:
-        """Whether `next_events` would return or raise at once."""
+        """Whether the next iteration would return or raise at once."""
         return bool(self._buffer) or self._error is not None
 
     @property
@@ -305,7 +310,7 @@ class Generation:
         self._abort_unfinished()
 
     def tick(self) -> None:
-        """Make a waiting `next_events` return nothing, so that the handler can send a keep-alive."""
+        """Make a waiting iteration return nothing, so that the handler can send a keep-alive."""
         self._wake()
 
     async def wait_first(self, seconds: float) -> None:
@@ -355,12 +360,17 @@ class Generation:
         self._awaits_prompts = False
         return self._of_prompts
 
-    async def next_events(self) -> list[SequenceEvent]:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[SequenceEvent]:
         """Wait for news and return all there is, one event per sequence; empty after a `tick`.
 
         Raises:
             ApiError: if the generation failed; call `close` as always.
         """
+        if not self._num_unfinished:
+            raise StopAsyncIteration
         if not self._buffer and self._error is None:
             await self._wait()
         deltas, self._buffer = self._buffer, []

@@ -9,14 +9,14 @@ The scheduler may start later, disappear and come back. `book.py` decides what h
 
 The queue gate refuses a request before anything expensive is done for it. The scheduler has the last word
 (`core/sequences/intake.py`). Its reports about its queue are up to a fraction of a second old, so the gate adds the
-requests that this frontend has admitted since the last report, and those that are still being tokenized.
+requests that this frontend has admitted since the last report, and those that are still being tokenized: they hold a
+`Place`.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from math import ceil
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import structlog
 from msgspec.structs import replace
@@ -407,21 +407,16 @@ class QueueGate:
                     retry_after=retry_after(told, num_turns + 1 - max_turns),
                 )
 
-    @contextmanager
-    def reserve(self, num_seqs: int, num_tokens: int, tenant: str) -> Iterator[None]:
-        """Reserve room while a request is tokenized; `num_tokens` is an upper bound from its bytes.
+    def reserve(self, num_seqs: int, num_tokens: int, tenant: str) -> "Place":
+        """Reserve room while a request is validated and tokenized; `num_tokens` is an upper bound from its bytes.
 
         Raises:
             Overloaded: if there is no room.
         """
-        self.check(num_seqs, num_tokens, tenant)
-        self._reserve(tenant, num_seqs, num_tokens, 1)
-        try:
-            yield
-        finally:
-            self._reserve(tenant, -num_seqs, -num_tokens, -1)
+        return Place(self, num_seqs, num_tokens, tenant)
 
-    def _reserve(self, tenant: str, num_seqs: int, num_tokens: int, num_groups: int) -> None:
+    def note_reserved(self, tenant: str, num_seqs: int, num_tokens: int, num_groups: int) -> None:
+        """Count what was reserved, or with negative numbers what is given back."""
         self._num_reserved += num_seqs
         self._num_reserved_tokens += num_tokens
         self._reserved.add(tenant, num_seqs, num_groups)
@@ -456,3 +451,39 @@ class QueueGate:
                 self._counts.add(tenant, num_seqs, 1)
         self._counted = [(stats, sent, len(sent.requests)) for stats, sent, _ in counted]
         return self._counts
+
+
+class Place:
+    """A request's place in front of the queue, until the engine has the request. Use it in a `with`."""
+
+    def __init__(self, gate: QueueGate, num_seqs: int, num_tokens: int, tenant: str) -> None:
+        """As `QueueGate.reserve`."""
+        self._gate = gate
+        self._held: tuple[str, int, int] | None = None
+        self.resize(num_seqs, num_tokens, tenant)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def resize(self, num_seqs: int, num_tokens: int, tenant: str) -> None:
+        """Take a place of this size for this tenant instead. The gate is not asked if it is the same.
+
+        Raises:
+            Overloaded: if there is no room; the old place is given back, too.
+        """
+        asked = tenant, num_seqs, num_tokens
+        if asked != self._held:
+            self.give_back()
+            self._gate.check(num_seqs, num_tokens, tenant)
+            self._gate.note_reserved(*asked, 1)
+            self._held = asked
+
+    def give_back(self) -> None:
+        """Hold nothing any more. Idempotent."""
+        if self._held is not None:
+            tenant, num_seqs, num_tokens = self._held
+            self._held = None
+            self._gate.note_reserved(tenant, -num_seqs, -num_tokens, -1)

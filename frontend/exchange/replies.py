@@ -12,7 +12,7 @@ from typing import Protocol
 from penstock.frontend.errors import OPENAI, ApiError, ErrorShape, http_headers
 from penstock.frontend.exchange.access import KeyUse
 from penstock.frontend.targets import Targets
-from penstock.ipc.messages import Sampling
+from penstock.ipc.messages import SamplingParams
 
 JSON = "application/json"
 FORM = "multipart/form-data"
@@ -66,7 +66,7 @@ class Asked(Protocol):
     def max_tokens(self) -> int | None: ...
 
     @property
-    def sampling(self) -> Sampling: ...
+    def sampling(self) -> SamplingParams: ...
 
 
 @dataclass(slots=True)

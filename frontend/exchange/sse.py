@@ -1,8 +1,5 @@
 """The framing of server-sent events, which no other file knows."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from penstock.frontend.errors import ApiError, error_body
 
 HEADERS = {
@@ -18,16 +15,6 @@ DONE = b"data: [DONE]\n\n"
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment that clients ignore; it keeps proxies from closing a silent stream."""
-
-
-class Framing(NamedTuple):
-    """What a stream looks like besides its events."""
-
-    headers: Mapping[str, str]
-    keep_alive: bytes  # clients ignore it
-
-
-FRAMING = Framing(HEADERS, KEEP_ALIVE)
 
 
 def event(data: bytes) -> bytes:

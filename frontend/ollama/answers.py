@@ -13,7 +13,6 @@ from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import ShownToken
 from penstock.frontend.errors import ApiError
-from penstock.frontend.exchange.sse import Framing
 from penstock.frontend.ollama.schema import (
     OllamaAnswer,
     OllamaCalledFunction,
@@ -38,10 +37,10 @@ from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart,
 
 _encode = msgspec.json.encode
 
-FRAMING = Framing(
-    {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, b" "
-)
-"""The keep-alive is a space before the next line's object, which readers of lines skip."""
+HEADERS = {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+KEEP_ALIVE = b" "
+"""A space before the next line's object, which readers of lines skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +87,20 @@ RAW_DIALECT = Dialect(OllamaGenerateAnswer, _generate_fields)
 class Lines:
     """The lines of one stream."""
 
-    def __init__(self, dialect: Dialect, output_format: OutputFormat, run: Run) -> None:
+    def __init__(self, run: Run, dialect: Dialect, output_format: OutputFormat) -> None:
         self._dialect, self._run = dialect, run
         self._scores = run.score_writer()
-        self._head = _encode({"model": run.ready.valid.model})[:-1] + b',"created_at":"'
+        self._head = _encode({"model": run.valid.model})[:-1] + b',"created_at":"'
         self._before, self._after = b'"' + dialect.before_content, dialect.after_content + b',"done":false}\n'
         self._parser = None if output_format is PLAIN else MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._calls = _Calls()
-        self._is_checked = bool(run.ready.grammar.checked_schema)
+        self._is_checked = bool(run.grammar.checked_schema)
         self._text: list[str] = []  # the content so far, if it is checked at the end
         self._token_ids: list[int] = []
         self._finish_reason = ""
 
-    async def opening(self) -> bytes:
-        """Nothing: the first line is the first piece."""
-        return b""
-
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """The lines for the output that has become certain."""
         if self._dialect.has_context:
             self._token_ids += event.token_ids
@@ -127,7 +122,7 @@ class Lines:
         lines = [self._line(piece, scores if at == 0 else None) for at, piece in enumerate(said)]
         return b"".join(lines)
 
-    async def end(self, usage: schema.Usage | None) -> bytes:
+    async def end(self) -> bytes:
         """The last line, with the figures."""
         wrong = await self._run.schema_error("".join(self._text), self._finish_reason)
         return _encode(_finished(self._dialect, self._run, Said(), self._finish_reason, self._token_ids, wrong)) + b"\n"
@@ -194,7 +189,7 @@ def whole_calls(calls: list[ParsedCall], num_before: int = 0) -> tuple[OllamaToo
     return tuple(told)
 
 
-async def whole(dialect: Dialect, output_format: OutputFormat, run: Run) -> bytes:
+async def whole(run: Run, dialect: Dialect, output_format: OutputFormat) -> bytes:
     """The body of a complete answer."""
     [answer] = await run.answers()
     run.record.num_reasoning_tokens = ReasoningCounter(output_format, run.service.model.tokenizer).feed(
@@ -249,9 +244,9 @@ def _finished(
 ) -> OllamaAnswer:
     fields = dialect.fields(said) | msgspec.structs.asdict(figures(run))
     if dialect.has_context:
-        fields["context"] = run.ready.prompts[0] + token_ids
+        fields["context"] = run.prompts[0] + token_ids
     return dialect.answer(
-        model=run.ready.valid.model,
+        model=run.valid.model,
         created_at=now(),
         done=True,
         done_reason="stop" if finish_reason == "tool_calls" else finish_reason,

@@ -1,24 +1,23 @@
 """POST /api/chat and /api/generate"""
 
 import re
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import msgspec
-
-from penstock.frontend.api.chat import prepared_chat
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chat import submit_chat
 from penstock.frontend.api.infill import filled_prompts, infill_format, with_ends
-from penstock.frontend.api.run import Job, Prepared, read, run
+from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.ollama.answers import (
     CHAT_DIALECT,
-    FRAMING,
     GENERATE_DIALECT,
+    HEADERS,
+    KEEP_ALIVE,
     RAW_DIALECT,
     Dialect,
     Lines,
@@ -42,77 +41,84 @@ from penstock.frontend.ollama.schema import (
     OllamaGenerateRequest,
     OllamaRequest,
 )
-from penstock.frontend.parsing.parser import PLAIN
-from penstock.frontend.prompt import Prompt
+from penstock.frontend.parsing.parser import PLAIN, OutputFormat
 from penstock.frontend.schema import ChatRequest, CompletionRequest
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
-from penstock.frontend.validation.completion import validate_completion
+from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.frontend.validation.tokens import check_token_ids
 
-
-class _Said(msgspec.Struct):
-    """The fields that say whether a request has a prompt or messages; one without only loads or unloads the model."""
-
-    model: str | None = None
-    keep_alive: msgspec.Raw = msgspec.Raw(b"")
-    messages: msgspec.Raw = msgspec.Raw(b"")
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    suffix: msgspec.Raw = msgspec.Raw(b"")
-
-
-_SAID = msgspec.json.Decoder(_Said)
-_ZERO = re.compile(rb'\s*"?0+(\.0+)?(ns|us|ms|s|m|h)?"?\s*')
+_ZERO = re.compile(r"0+(\.0+)?(ns|us|ms|s|m|h)?")
 """How clients write a time of nothing, as which they ask for the model to be unloaded."""
-
-_NOTHING = (b"", b"null", b'""', b"[]")
 
 
 async def chat(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Answer a conversation; without messages, say that the model is loaded."""
-    reply = await _only_loads(service, record, CHAT, body, CHAT_DIALECT)
-    return reply or await run(CHAT, _chat_job, service, record, body)
+    """Answer a conversation; without messages, say that the model is loaded.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    request, num_bytes = await read(CHAT, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        if not request.messages:
+            return _loaded(service, record, request, CHAT_DIALECT)
+        asked = _chat_of(request, admission.rules)
+        valid = _valid_chat(service, request, asked, admission.rules)
+        admission.hold(valid.common)
+        is_cut = request.truncate is not False
+        del body, request, asked  # they may be large
+        run, output_format = await _submit_chat(service, record, valid, admission.rules, is_cut=is_cut)
+    del valid  # its conversation may be large too, and generating takes long
+    return await _reply(run, CHAT_DIALECT, output_format)
 
 
 async def generate(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Answer or continue a text; without one, say that the model is loaded."""
-    reply = await _only_loads(service, record, GENERATE, body, GENERATE_DIALECT)
-    return reply or await run(GENERATE, _generate_job, service, record, body)
+    """Answer or continue a text; without one, say that the model is loaded.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    request, num_bytes = await read(GENERATE, record, body), len(body)
+    dialect, output_format = RAW_DIALECT, PLAIN
+    with await service.admit(record, num_bytes) as admission:
+        rules = admission.rules
+        if not (request.prompt or request.suffix):
+            return _loaded(service, record, request, GENERATE_DIALECT)
+        asked = _prompt_of(service, request, rules)
+        valid: ValidChat | ValidCompletion
+        if isinstance(asked, CompletionRequest):
+            valid = _valid_text(service, request, asked, rules)
+            admission.hold(valid.common)
+            run = await _submit_text(service, record, valid)
+        else:
+            valid = _valid_chat(service, request, asked, rules)
+            admission.hold(valid.common)
+            is_cut, context = request.truncate is not False, request.context or []
+            dialect = GENERATE_DIALECT
+            run, output_format = await _submit_chat(service, record, valid, rules, is_cut=is_cut, context=context)
+    del body, request, asked, valid  # they may be large, and generating takes long
+    return await _reply(run, dialect, output_format)
 
 
-async def _only_loads(
-    service: Service, record: RequestRecord, decoder: msgspec.json.Decoder[Any], body: bytes, dialect: Dialect
-) -> Reply | None:
-    await heavy_turn(len(body))
-    try:
-        said = _SAID.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # `run` reports what is wrong
-    if any(bytes(part).strip() not in _NOTHING for part in (said.messages, said.prompt, said.suffix)):
-        return None
-    await read(decoder, record, body)
-    await service.admit(record)
-    name = served_name(said.model, service.model.names)
-    is_unload = _ZERO.fullmatch(said.keep_alive) is not None
+def _loaded(service: Service, record: RequestRecord, request: OllamaRequest, dialect: Dialect) -> Reply:
+    """The answer to a request without a prompt or messages: it only loads or unloads the model."""
+    name = served_name(request.model, service.model.names)
+    is_unload = _ZERO.fullmatch(str(request.keep_alive)) is not None
     if is_unload:
         record.warnings.append("keep_alive: no effect, the model stays loaded")
-    return Reply(loaded(dialect, said.model or name, "unload" if is_unload else "load"))
+    return Reply(loaded(dialect, request.model or name, "unload" if is_unload else "load"))
 
 
-async def _chat_job(
-    service: Service, record: RequestRecord, request: OllamaChatRequest, rules: Rules, num_bytes: int
-) -> Job:
+def _chat_of(request: OllamaChatRequest, rules: Rules) -> ChatRequest:
     messages = chat_messages(request.messages or [], request.model or rules.model_names[0], rules.images)
     for index, tool in enumerate(request.tools or []):
         if tool.get("type") != "function":  # custom tools: calls have objects as arguments here, not texts
             raise InvalidParameter(f"tools[{index}].type must be 'function'", param=f"tools[{index}].type")
-    chat = ChatRequest(messages=messages, tools=request.tools or None)
-    return _chatting(service, record, request, chat, rules, CHAT_DIALECT, [])
+    return ChatRequest(messages=messages, tools=request.tools or None)
 
 
-async def _generate_job(
-    service: Service, record: RequestRecord, request: OllamaGenerateRequest, rules: Rules, num_bytes: int
-) -> Job:
+def _prompt_of(service: Service, request: OllamaGenerateRequest, rules: Rules) -> ChatRequest | CompletionRequest:
+    """A chat of one message, which the chat template renders; or a text that is continued as it is."""
     name = request.model or rules.model_names[0]
     images = image_parts("images", request.images, name, rules.images)
     for field in ("width", "height", "steps"):
@@ -127,28 +133,19 @@ async def _generate_job(
                 raise UnsupportedParameter(
                     f"{field}: a text that is continued as it is has no place for it", param=field
                 )
-        return _continuing(service, record, request, rules)
-    context = request.context or []
-    if context:
-        check_token_ids("context", context, rules.vocab_size)
+        return CompletionRequest(prompt=request.prompt or "", suffix=request.suffix or None)
+    if request.context:
+        check_token_ids("context", request.context, rules.vocab_size)
     system = [{"role": "system", "content": request.system}] if request.system else []
     said: Any = request.prompt or ""
     if images:
         said = [*images, {"type": "text", "text": said}]
     messages = [*system, {"role": "user", "content": said}]
-    return _chatting(service, record, request, ChatRequest(messages=messages), rules, GENERATE_DIALECT, context)
+    return ChatRequest(messages=messages)
 
 
-def _chatting(
-    service: Service,
-    record: RequestRecord,
-    request: OllamaRequest,
-    chat: ChatRequest,
-    rules: Rules,
-    dialect: Dialect,
-    context: list[int],
-) -> Job:
-    """A request that is rendered by the chat template, after the tokens of earlier turns."""
+def _valid_chat(service: Service, request: OllamaRequest, chat: ChatRequest, rules: Rules) -> ValidChat:
+    """Check a chat with the options of its request."""
     model, name = service.model, request.model or rules.model_names[0]
     refuse_template(request.template)
     options, warnings = read_options(request.options)
@@ -163,59 +160,86 @@ def _chatting(
     if chat.tools and model.tool_format is None:
         raise UnsupportedParameter(f"{name!r} does not support tools", param="tools")
     checked = validate_chat(chat, rules, model.template)
-    valid = replace(checked, common=with_options(checked.common, request, options, warnings, rules))
-
-    async def prepare() -> Prepared:
-        record.warnings += valid.conversation.warnings
-        prompt = await _prompt(service, valid, rules, record, is_cut=request.truncate is not False)
-        if context and prompt.token_ids[0] == model.tokenizer.bos_token_id:
-            prompt = prompt.without_first()  # the token that begins a text must not come twice
-        if context:
-            prompt = prompt.after(context)
-        made = prepared_chat(service, valid, prompt, partial(Lines, dialect), partial(whole, dialect))
-        return replace(made, framing=FRAMING)
-
-    return Job(valid.common, prepare)
+    return replace(checked, common=with_options(checked.common, request, options, warnings, rules))
 
 
-async def _prompt(service: Service, valid: ValidChat, rules: Rules, record: RequestRecord, *, is_cut: bool) -> Prompt:
+async def _submit_chat(
+    service: Service,
+    record: RequestRecord,
+    valid: ValidChat,
+    rules: Rules,
+    *,
+    is_cut: bool,
+    context: Sequence[int] = (),
+) -> tuple[Run, OutputFormat]:
+    """Send a chat to the engine, after the tokens of earlier turns. If `is_cut`, turns that do not fit are dropped."""
+    common, conversation = valid.common, valid.conversation
+    record.warnings += conversation.warnings
     if is_cut:
-        return await fitting_prompt(service.prompts, valid.common, valid.conversation, rules, record)
-    return await service.prompts.render_and_encode(valid.conversation, rules, record)
+        prompt = await fitting_prompt(service.prompts, common, conversation, rules, record)
+    else:
+        prompt = await service.prompts.render_and_encode(conversation, rules, record)
+    if context and prompt.token_ids[0] == service.model.tokenizer.bos_token_id:
+        prompt = prompt.without_first()  # the token that begins a text must not come twice
+    if context:
+        prompt = prompt.after([*context])
+    return await submit_chat(service, record, valid, prompt)
 
 
-def _continuing(service: Service, record: RequestRecord, request: OllamaGenerateRequest, rules: Rules) -> Job:
-    """A request whose text is continued without a template, or filled in between prompt and suffix."""
+def _valid_text(
+    service: Service, request: OllamaGenerateRequest, text: CompletionRequest, rules: Rules
+) -> ValidCompletion:
+    """Check a text that is continued without a template, or filled in between prompt and suffix."""
     refuse_template(request.template)
     options, warnings = read_options(request.options)
-    completion = CompletionRequest(prompt=request.prompt or "", suffix=request.suffix or None)
-    set_sampling(completion, options)
-    completion.model = served_name(request.model, rules.model_names)
-    completion.stream = request.stream is not False
+    set_sampling(text, options)
+    text.model = served_name(request.model, rules.model_names)
+    text.stream = request.stream is not False
     if request.logprobs:
-        completion.logprobs = request.top_logprobs or 0
+        text.logprobs = request.top_logprobs or 0
     if request.suffix and service.model.infill is None:
         raise UnsupportedParameter(f"{request.model!r} does not support insert", param="suffix")
     if request.think:
         raise UnsupportedParameter("think is not supported together with raw or suffix", param="think")
-    checked = validate_completion(completion, rules)
+    checked = validate_completion(text, rules)
     valid = replace(checked, common=with_options(checked.common, request, options, warnings, rules))
-
     if valid.suffix:
         infill = infill_format(service, "suffix")
         valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=False))
+    return valid
 
-    async def prepare() -> Prepared:
-        if valid.suffix:
-            [prompt] = await filled_prompts(service, valid, record.tenant)
-        else:
-            [prompt] = await service.prompts.encode_prompts(valid, record.tenant)
-        return Prepared(
-            [prompt],
-            valid.common.grammar,
-            partial(Lines, RAW_DIALECT, PLAIN),
-            partial(whole, RAW_DIALECT, PLAIN),
-            framing=FRAMING,
-        )
 
-    return Job(valid.common, prepare)
+async def _submit_text(service: Service, record: RequestRecord, valid: ValidCompletion) -> Run:
+    if valid.suffix:
+        prompts = await filled_prompts(service, valid, record.tenant)
+    else:
+        prompts = await service.prompts.encode_prompts(valid, record.tenant)
+    return await submit(service, record, valid.common, prompts)
+
+
+async def _reply(run: Run, dialect: Dialect, output_format: OutputFormat) -> Reply | StreamReply:
+    with run:
+        if not run.valid.stream:
+            return Reply(await whole(run, dialect, output_format))
+        lines = Lines(run, dialect, output_format)
+        await run.first_news()
+        return run.streamed(_stream(run, lines), HEADERS)
+
+
+async def _stream(run: Run, lines: Lines) -> AsyncGenerator[bytes, None]:
+    """The lines as they come."""
+    unsent = b""
+    try:
+        if not run.generation.has_news:
+            yield KEEP_ALIVE  # shows the client that its request was accepted
+        async for events in run.generation:
+            for event in events:
+                unsent += lines.event(event)
+            if unsent or not events:
+                yield unsent or KEEP_ALIVE
+                unsent = b""
+        yield await lines.end()
+    except Exception as error:
+        yield unsent + lines.failure(run.failed(error))
+    finally:
+        run.finish()

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from penstock.config import Config, ConfigError
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.body import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ModelNotFound, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.ollama import schema
-from penstock.frontend.ollama.answers import FRAMING
+from penstock.frontend.ollama.answers import HEADERS
 from penstock.frontend.ollama.options import served_name, shown_name
 from penstock.ipc.version import VERSION
 from penstock.models.finding.registry import open_model
@@ -125,7 +125,7 @@ async def pull(service: Service, record: RequestRecord, body: bytes) -> Reply | 
     lines = [msgspec.json.encode(schema.OllamaStatus(status)) for status in statuses]
     if request.stream is False:
         return Reply(lines[0])
-    return StreamReply(_each(lines), close=lambda: None, headers=dict(FRAMING.headers))
+    return StreamReply(_each(lines), close=lambda: None, headers=dict(HEADERS))
 
 
 async def _each(lines: list[bytes]) -> AsyncGenerator[bytes, None]:

@@ -16,7 +16,7 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, ServerError, UnsupportedParameter
 from penstock.frontend.exchange.replies import Background, Reply, RequestRecord, StreamReply
-from penstock.frontend.responses.course import ResponseCourse
+from penstock.frontend.responses.response_writer import ResponseWriter
 from penstock.frontend.schema_responses import ResponsesRequest
 
 _RENEW_SECONDS = 10.0
@@ -47,29 +47,29 @@ def check_background(service: Service, record: RequestRecord, request: Responses
         raise UnsupportedParameter("background: a batch waits for its responses anyway", param="background")
 
 
-async def in_background(reply: StreamReply, course: ResponseCourse, *, is_streamed: bool) -> StreamReply:
+async def in_background(reply: StreamReply, writer: ResponseWriter, *, is_streamed: bool) -> StreamReply:
     """Let a stream go on in the background; the client gets the queued response, or the stream.
 
     Raises:
         NotStored: there is no room for the response.
     """
-    if not await course.keep(is_running=True):
+    if not await writer.keep(is_running=True):
         reply.close()
         raise NotStored("the response could not be stored, so it was not begun")
-    answer = None if is_streamed else Reply(msgspec.json.encode(course.shown()))
-    return replace(reply, chunks=_followed(reply, course), background=Background(course.id, answer))
+    answer = None if is_streamed else Reply(msgspec.json.encode(writer.shown()))
+    return replace(reply, chunks=_followed(reply, writer), background=Background(writer.id, answer))
 
 
-async def _followed(reply: StreamReply, course: ResponseCourse) -> AsyncGenerator[bytes, None]:
+async def _followed(reply: StreamReply, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
     """Pass on a stream's pieces; meanwhile update the response in the store."""
-    told, renewed = course.status, monotonic()
+    told, renewed = writer.status, monotonic()
     async for piece in reply.chunks:
-        if course.status != told and not course.is_over:
-            told = course.status
-            await course.keep(is_running=True, is_known=True)
-        elif monotonic() - renewed > _RENEW_SECONDS and not course.is_over:
+        if writer.status != told and not writer.is_over:
+            told = writer.status
+            await writer.keep(is_running=True, is_known=True)
+        elif monotonic() - renewed > _RENEW_SECONDS and not writer.is_over:
             renewed = monotonic()
-            await course.renew()
+            await writer.renew()
         yield piece
-    if course.status in ("failed", "cancelled"):
-        await course.keep(is_known=True)
+    if writer.status in ("failed", "cancelled"):
+        await writer.keep(is_known=True)

@@ -9,7 +9,7 @@ Reasoning of which a summary is wanted is told twice, piece by piece: in `conten
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.schema import ContentLogprob
 from penstock.frontend.schema_responses import (

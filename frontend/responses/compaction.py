@@ -7,20 +7,20 @@ the item has the summary in its prompt (`items.py`).
 """
 
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
-from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, run
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chat import submit_chat
+from penstock.frontend.api.run import Run
 from penstock.frontend.api.service import Service
-from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.errors import InvalidParameter, ServerError
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.parsing.parser import OutputFormat, ReasoningCounter, parse_message
-from penstock.frontend.responses.course import ResponseCourse, response_usage
 from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.response_writer import response_usage
 from penstock.frontend.responses.summaries import sealed
 from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
@@ -48,16 +48,29 @@ class NoSummary(ServerError, code="no_summary"):
     """The model wrote no summary."""
 
 
-async def compact(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+async def compact(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """The handler.
 
     Raises:
         ApiError: as for a response; NoSummary if the model writes none.
     """
-    return await run(COMPACT, _job, service, record, body)
+    asked, num_bytes = await read(COMPACT, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        valid = await _validated(service, record, asked, admission.rules, num_bytes)
+        admission.hold(valid.chat.common)
+        del body, asked  # they may be large
+        conversation = valid.chat.conversation
+        prompt = await service.prompts.render_and_encode(conversation, admission.rules, record)
+        record.warnings += conversation.warnings
+        run, output_format = await submit_chat(service, record, valid.chat, prompt)
+    with run:
+        return Reply(await _compacted(run, valid, output_format))
 
 
-async def _job(service: Service, record: RequestRecord, asked: CompactRequest, rules: Rules, num_bytes: int) -> Job:
+async def _validated(
+    service: Service, record: RequestRecord, asked: CompactRequest, rules: Rules, num_bytes: int
+) -> ValidResponse:
+    """The response that is asked for: the conversation, with the wish for its summary."""
     request = ResponsesRequest(
         model=asked.model,
         instructions=asked.instructions,
@@ -77,18 +90,10 @@ async def _job(service: Service, record: RequestRecord, asked: CompactRequest, r
     await heavy_turn()  # a few bytes may have brought much along
     wish: Item = {"type": "message", "role": "user", "content": _WISH}
     valid = validate_response(request, rules, service.model.template, previous, [*given, wish])
-    valid = replace(valid, items=valid.items[:-1])
-
-    async def prepare() -> Prepared:
-        conversation = valid.chat.conversation
-        prompt = await service.prompts.render_and_encode(conversation, rules, record)
-        record.warnings += conversation.warnings
-        return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
-
-    return Job(valid.chat.common, prepare)
+    return replace(valid, items=valid.items[:-1])
 
 
-async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) -> bytes:
+async def _compacted(run: Run, valid: ValidResponse, output_format: OutputFormat) -> bytes:
     """The body of the answer."""
     record = run.record
     [answer] = await run.answers()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.api.run import read
+from penstock.frontend.api.body import read
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord

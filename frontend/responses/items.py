@@ -10,7 +10,7 @@ message (any other role), compaction        -->  a message of that role, or of t
 import re
 from typing import Any
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.responses.summaries import as_message, opened
 from penstock.frontend.responses.tool_items import (

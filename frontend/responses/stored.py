@@ -13,7 +13,7 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.responses.builder import Event
-from penstock.frontend.responses.course import EventWriter
+from penstock.frontend.responses.response_writer import EventWriter
 from penstock.frontend.schema_responses import DeletedResponse, InputItems
 from penstock.frontend.storage.responses import StoredResponse
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.image_source import ImageLimits
@@ -31,7 +31,7 @@ from penstock.frontend.validation.tokens import (
     check_token_ids,
     shown,
 )
-from penstock.ipc.messages import Pooling, Sampling
+from penstock.ipc.messages import SamplingParams
 
 MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 16_384
@@ -108,13 +108,13 @@ class ValidLogprobs:
 class ValidRequest:
     """A checked request: the fields that all kinds of requests share.
 
-    It becomes a `ReadyRequest` once its prompts are tokenized.
+    `submit` (`frontend/api/run.py`) completes its `sampling` once its prompts are tokenized.
     """
 
     model: str  # as the client wrote it
     n: int
     num_sequences: int  # per prompt; more than n if only the best n of them are returned
-    sampling: Sampling
+    sampling: SamplingParams  # without what depends on prompts, tokenizer or grammar
     max_tokens: int | None  # None: the rest of the context
     max_model_len: int
     stop: tuple[str, ...]
@@ -139,8 +139,6 @@ class ValidRequest:
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
-    max_drafts: int = -1  # as in `SamplingParams`
-    pooling: Pooling | None = None  # as in `SamplingParams`
 
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
@@ -160,7 +158,7 @@ class ValidRequest:
         kept = self.num_kept_prompt_tokens
         if kept is None:
             return prompt
-        if kept < 0 and self.pooling is not None:
+        if kept < 0 and self.sampling.pooling is not None:
             kept = self.max_model_len
         if kept < 0:
             asked = self.max_tokens or 1
@@ -174,7 +172,7 @@ class ValidRequest:
             ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
         """
         limit = self.max_model_len
-        if self.pooling is not None:
+        if self.sampling.pooling is not None:
             if num_prompt_tokens > limit:
                 raise ContextLengthExceeded(
                     f"the context length is {limit} tokens, {self.prompt_field} has {num_prompt_tokens}",
@@ -246,7 +244,8 @@ def validate_common(
         check_token_ids("stop_token_ids", stop_token_ids, rules.vocab_size, MAX_STOP_TOKEN_IDS)
     allowed = request.allowed_token_ids
     eos = () if request.ignore_eos else rules.eos_token_ids
-    sampling = Sampling(
+    sampling = SamplingParams(
+        max_tokens=max_tokens or rules.max_model_len,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=0 if top_k < 1 or top_k >= rules.vocab_size else top_k,
         top_p=top_p,
@@ -263,6 +262,7 @@ def validate_common(
         num_logprobs=num_best if num_sequences == n else max(num_best, 0),
         prompt_logprobs=max(num_best_of_prompt, num_best_of_echo),
         allowed_token_ids=() if allowed is None else check_allowed_token_ids(allowed, rules.vocab_size),
+        max_drafts=-1 if request.speculative is None else _max_drafts(request.speculative),
     )
     if allowed is not None:
         check_drawable(sampling)
@@ -300,7 +300,6 @@ def validate_common(
         grammar=check_grammar(request, rules.eos_token_ids)
         if any(getattr(request, name) is not None for name in GRAMMAR_FIELDS)
         else None,
-        max_drafts=-1 if request.speculative is None else _max_drafts(request.speculative),
     )
 
 

@@ -2,7 +2,7 @@
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.tokenizer import TextTokenizer
-from penstock.ipc.messages import Sampling
+from penstock.ipc.messages import SamplingParams
 
 MAX_BAD_WORDS = 512
 """Each is two sequences of tokens, with and without a space before it, of which the engine takes 1,024."""
@@ -11,7 +11,7 @@ MAX_BAD_WORD_CHARACTERS = 256
 MAX_ALLOWED_TOKEN_IDS = 4096
 
 
-def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
+def check_drawable(sampling: SamplingParams, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
     """Refuse limits that leave no token to sample; `bad_words`: as token sequences, once these are known.
 
     Raises:

@@ -13,13 +13,11 @@ import numpy.typing as npt
 import torch
 
 from penstock.gpu_worker.devices.device import Device, IntArray
-from penstock.gpu_worker.state.token_limits import TokenLimits
+from penstock.gpu_worker.state.token_limits import TokenLimits, has_limits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.native.library import NativeSampler
-from penstock.kernels.sampling.sampling import SamplingNeeds, SamplingState
+from penstock.kernels.sampling.sampling_state import FLOATS, INTS, SamplingNeeds, SamplingState
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")
 _NUM_NEEDS = len(SamplingNeeds._fields)
 _PENALTIES = SamplingNeeds._fields.index("penalties")
 _MIN_LIST_LEN = 8
@@ -51,8 +49,8 @@ class RowState:
         self.window_tables = list(zip(tables[1:], other_page_sizes, strict=True))
         self.mirror: npt.NDArray[np.int32] | None = None
         """int32[R, max_model_len + 1], the host's copy of `token_ids`, as far as known; see `keep_mirror`."""
-        self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
-        self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
+        self._floats = torch.zeros(len(FLOATS), max_num_seqs, dtype=torch.float32, device=on)
+        self._ints = torch.zeros(len(INTS), max_num_seqs, dtype=torch.int64, device=on)
         most = (_MAX_STOP_IDS, _MAX_BIASES)
         num_stop_ids, num_biases = most if device.compiles_launches else (_MIN_LIST_LEN, _MIN_LIST_LEN)
         self._stop_ids = torch.full((max_num_seqs, num_stop_ids), -1, dtype=torch.int32, device=on)
@@ -168,9 +166,9 @@ class RowState:
         self._write(self.page_table, rows, zeros, num_pages, b"".join(new.page_ids for new in new_rows))
         self._num_pages[rows] = num_pages
         sampling = [new.sampling for new in new_rows]
-        floats = [[getattr(params, name) for params in sampling] for name in _FLOATS]
-        ints = [[getattr(params, name) for params in sampling] for name in _INTS[:-1]]
-        ints.append([new.num_prompt_tokens for new in new_rows])
+        floats = [[getattr(params, name) for params in sampling] for name in FLOATS]
+        of_rows = {"num_prompt_tokens": [new.num_prompt_tokens for new in new_rows]}
+        ints = [of_rows.get(name) or [getattr(params, name) for params in sampling] for name in INTS]
         upload = self._device.upload
         index = upload(rows.astype(np.int64))
         self._floats.index_copy_(1, index, upload(np.array(floats, dtype=np.float32)))
@@ -183,7 +181,7 @@ class RowState:
         self.num_prompt_tokens[rows] = [new.num_prompt_tokens for new in new_rows]
         if any(params.num_logprobs >= 0 or params.prompt_logprobs >= 0 for params in sampling):
             self.has_logprobs = True
-        if self._token_limits.rows or any(params.allowed_token_ids or params.bad_words for params in sampling):
+        if self._token_limits.rows or any(map(has_limits, sampling)):
             self._token_limits.enter(new_rows)
 
     def _write_lists(self, rows: npt.NDArray[np.int32], sampling: Sequence[SamplingParams]) -> None:
@@ -224,24 +222,8 @@ class RowState:
         self._device.write_runs(table, rows, starts, counts, flat)
 
     def _set_sampling(self) -> None:
-        temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(0)
-        seed, top_k, min_tokens, num_prompt_tokens = self._ints.unbind(0)
-        self.sampling = SamplingState(
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition,
-            presence_penalty=presence,
-            frequency_penalty=frequency,
-            seed=seed,
-            top_k=top_k,
-            min_tokens=min_tokens,
-            num_prompt_tokens=num_prompt_tokens,
-            token_ids=self.token_ids,
-            stop_ids=self._stop_ids,
-            bias_ids=self._bias_ids,
-            bias_values=self._bias_values,
-        )
+        lists = (self._stop_ids, self._bias_ids, self._bias_values)
+        self.sampling = SamplingState._make((*self._floats.unbind(0), *self._ints.unbind(0), self.token_ids, *lists))
         library = self._device.library
         self.native_sampler = None if library is None else NativeSampler(library, self.sampling)
 

@@ -29,6 +29,11 @@ class _Limits(NamedTuple):
     num_prompt_tokens: int
 
 
+def has_limits(params: SamplingParams) -> bool:
+    """Whether there are tokens that a sequence with these parameters must not sample."""
+    return bool(params.bad_words or params.allowed_token_ids)
+
+
 class TokenLimits:
     """The rows that have such limits."""
 
@@ -52,7 +57,7 @@ class TokenLimits:
         for new in new_rows:
             params = new.sampling
             self.rows.pop(new.row, None)
-            if params.bad_words or params.allowed_token_ids:
+            if has_limits(params):
                 self.rows[new.row] = self._limits(params, new.num_prompt_tokens)
 
     def apply(self, logits: Tensor, rows: Iterable[int], positions: Iterable[int], token_ids: Tensor) -> None:

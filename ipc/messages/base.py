@@ -63,8 +63,16 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-class Sampling(Struct, frozen=True, array_like=True, gc=False):
-    """How one sequence's tokens are sampled, as given by the client's own fields. Validated by the frontend.
+class Pooling(Struct, frozen=True, array_like=True, gc=False):
+    """Asks for a vector in place of a token, made from the sequence's hidden states after the last norm."""
+
+    kind: PoolingKind
+    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers are returned; 0: all
+    is_normalized: bool = True  # divide it by its Euclidean length, after it is cut to `size`
+
+
+class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """How one sequence is computed, with neutral defaults. The frontend makes it from a request it has validated.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` mean "off".
     """
@@ -83,19 +91,6 @@ class Sampling(Struct, frozen=True, array_like=True, gc=False):
     num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # for each output token and the n best ones; -1: none
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # likewise for each prompt token except the first
     allowed_token_ids: _Ints = ()  # only these are sampled; empty: any
-
-
-class Pooling(Struct, frozen=True, array_like=True, gc=False):
-    """Asks for a vector in place of a token, made from the sequence's hidden states after the last norm."""
-
-    kind: PoolingKind
-    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers are returned; 0: all
-    is_normalized: bool = True  # divide it by its Euclidean length, after it is cut to `size`
-
-
-class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=True):
-    """All of how one sequence is computed: `Sampling`, plus what depends on prompt, tokenizer or grammar library."""
-
     max_tokens: Annotated[int, Meta(ge=1, le=_MAX_INT)]
     bad_words: Annotated[
         tuple[Annotated[tuple[int, ...], Meta(min_length=1, max_length=4096)], ...], Meta(max_length=1024)

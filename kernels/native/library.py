@@ -37,12 +37,6 @@ WEIGHT_KINDS = (  # as enum WeightKind in linear.h
     *("quantized_int8", "quantized_fp32", "quantized_bf16"),
 )
 
-_SAMPLING_TABLES = (
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("seed", "top_k", "min_tokens", "num_prompt_tokens"),
-    *("token_ids", "stop_ids", "bias_ids", "bias_values"),
-)
-
 
 class LinearStruct(ctypes.Structure):
     """As Linear in linear.h."""
@@ -59,7 +53,7 @@ class LinearStruct(ctypes.Structure):
 
 class _Sampling(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in _SAMPLING_TABLES),
+        *((name, c_void_p) for name in SamplingState._fields),  # as struct Sampling in sampling.h
         *((name, c_int32) for name in ("max_len", "num_stop_ids", "num_bias_ids")),
     )
 
@@ -360,7 +354,7 @@ class NativeSampler:
         self._functions = library.functions
         self._state = state  # keeps alive what the pointers below refer to
         widths = (tensor.shape[1] for tensor in (state.token_ids, state.stop_ids, state.bias_ids))
-        self.struct = _Sampling(*(getattr(state, name).data_ptr() for name in _SAMPLING_TABLES), *widths)
+        self.struct = _Sampling(*(tensor.data_ptr() for tensor in state), *widths)
 
     def takes(self, logits: Tensor) -> bool:
         """Whether it can sample from these logits; torch's path takes any logits."""

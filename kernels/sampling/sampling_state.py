@@ -11,7 +11,10 @@ NOTHING_LEFT = -2
 
 
 class SamplingState(NamedTuple):
-    """Per-row parameters and tokens on the device (R rows); -1 pads the ragged id lists."""
+    """Per-row parameters and tokens on the device (R rows); -1 pads the ragged id lists.
+
+    First come the columns with one number for each row: those in fp32, then those in int64.
+    """
 
     temperature: Tensor  # fp32[R], 0 is greedy
     top_p: Tensor  # fp32[R], 1 is off
@@ -27,6 +30,12 @@ class SamplingState(NamedTuple):
     stop_ids: Tensor  # int32[R, K], masked until min_tokens outputs exist
     bias_ids: Tensor  # int32[R, B], each at most once per row
     bias_values: Tensor  # fp32[R, B]
+
+
+_NAMES = SamplingState._fields
+FLOATS = _NAMES[: _NAMES.index("seed")]
+INTS = _NAMES[len(FLOATS) : _NAMES.index("token_ids")]
+"""The columns with one number for each row."""
 
 
 class SamplingNeeds(NamedTuple):

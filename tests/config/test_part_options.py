@@ -75,6 +75,7 @@ def test_other_values_make_another_config() -> None:
     assert (before.of(ToyOptions).toy_times, before.of(ToyOptions).toy_word) == (2, "hello")
     assert (after.of(ToyOptions).toy_times, after.of(ToyOptions).toy_word) == (1, "x")
     assert after.with_options(ToyOptions()) == Config()
+    assert hash(after) == hash(before.with_options(ToyOptions(toy_word="x"))) != hash(before)
 
 
 def test_each_engine_has_files_of_its_own() -> None:

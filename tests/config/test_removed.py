@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from penstock.cli.commands import COMMANDS
 from penstock.config import Config, ConfigError
 from penstock.config.engines import with_own_files
 from penstock.config.flags import config_from, fields, flags
@@ -20,7 +21,7 @@ def test_each_is_named_with_what_to_do(name: str, capsys: pytest.CaptureFixture[
     """As a flag, as a switch, with underscores, as a variable; before and behind the model."""
     parser = Parser("penstock serve", "")
     parser.add_argument("model", nargs="?")
-    parser.add_flags(Config.__struct_fields__)
+    parser.add_flags(COMMANDS["serve"].groups)
     for typed in ([name, "5", "m"], ["m", f"{name.replace('-', '_').replace('__', '--', 1)}=5"], [f"--no-{name[2:]}"]):
         with pytest.raises(SystemExit) as ended:
             parser.parse_args(typed)

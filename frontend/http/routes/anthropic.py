@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from penstock.frontend.anthropic import handlers, models
+from penstock.frontend.anthropic import messages, models
 from penstock.frontend.anthropic import schema as shapes
 from penstock.frontend.anthropic.errors import ANTHROPIC
 from penstock.frontend.exchange.exchange import Route
@@ -19,11 +19,11 @@ _Route = partial(Route, error_shape=ANTHROPIC, id_headers=_ID_HEADERS)
 
 ROUTES = (
     _Route(
-        "POST", "/v1/messages", handlers.create_message, "Answer a conversation, in the Messages API",
+        "POST", "/v1/messages", messages.create_message, "Answer a conversation, in the Messages API",
         shapes.MessageAnswer, shapes.MessagesRequest, (*GENERATES, _OVERLOADED), streams=True,
     ),
     _Route(
-        "POST", "/v1/messages/count_tokens", handlers.count_tokens, "Count the tokens of a message's prompt",
+        "POST", "/v1/messages/count_tokens", messages.count_tokens, "Count the tokens of a message's prompt",
         shapes.MessageTokensCount, shapes.CountTokensRequest, (*READS_BODY, _OVERLOADED),
     ),
 )  # fmt: skip

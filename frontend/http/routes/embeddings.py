@@ -1,6 +1,6 @@
 """Embeddings, as OpenAI's clients expect them."""
 
-from penstock.frontend.embeddings.handlers import embeddings
+from penstock.frontend.embeddings.embeddings import embeddings
 from penstock.frontend.embeddings.schema import EmbeddingRequest, Embeddings
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES

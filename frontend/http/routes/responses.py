@@ -3,13 +3,12 @@
 from penstock.frontend import schema_responses as shapes
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
-from penstock.frontend.responses import handlers as responses
-from penstock.frontend.responses import stored
+from penstock.frontend.responses import create, stored
 from penstock.frontend.responses.compaction import compact
 
 ROUTES = (
     Route(
-        "POST", "/v1/responses", responses.create_response, "Answer items, and keep the response",
+        "POST", "/v1/responses", create.create_response, "Answer items, and keep the response",
         shapes.Response, shapes.ResponsesRequest, (*GENERATES, 507), streams=True,
     ),
     Route(
@@ -27,7 +26,7 @@ ROUTES = (
         query=(("limit", "integer"), ("order", "string"), ("after", "string")),
     ),
     Route(
-        "POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count the tokens of a response's prompt",
+        "POST", "/v1/responses/input_tokens", create.count_input_tokens, "Count the tokens of a response's prompt",
         shapes.InputTokens, shapes.ResponsesRequest, READS_BODY,
     ),
     Route(

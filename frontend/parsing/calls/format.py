@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.rules import Function, Rules, regex, repeated, sequence
 

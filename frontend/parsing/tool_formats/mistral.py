@@ -4,7 +4,7 @@ import re
 import string
 from typing import ClassVar
 
-from penstock.frontend.draws import DRAWS
+from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas
 from penstock.frontend.parsing.calls.json_calls import read_arguments

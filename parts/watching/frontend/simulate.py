@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.body import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, Overloaded, SimulationFailed
 from penstock.frontend.exchange.replies import Reply, RequestRecord

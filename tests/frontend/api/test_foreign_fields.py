@@ -26,6 +26,15 @@ ROUTES: dict[str, type[msgspec.Struct]] = {
     "ollama": Options,
 }
 
+OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 4, "stream_options": None},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 4},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 4},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 4},
+    "/api/chat": {"messages": HELLO, "stream": False},
+    "/tokenize": {"prompt": "Hello"},
+}
+
 MAPPED: list[tuple[str, Any, dict[str, tuple[str, Any]]]] = [
     (
         "n_predict",
@@ -47,6 +56,16 @@ MAPPED: list[tuple[str, Any, dict[str, tuple[str, Any]]]] = [
     ("random_seed", 5, dict.fromkeys(("chat", "completions", "responses", "messages", "ollama"), ("seed", 5))),
     ("no_stop_trim", True, {"chat": ("include_stop_str_in_output", True)}),
 ]
+
+
+@pytest.mark.parametrize("path", OWN_FIELDS)
+def test_a_body_with_own_fields_is_decoded_once(path: str, live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[Any] = []
+    monkeypatch.setattr("penstock.frontend.api.body.decode", lambda *_: decoded.append("again"))
+    answer = post(live, path, OWN_FIELDS[path])
+    assert answer.status == 200
+    assert HEADER not in answer.headers
+    assert not decoded
 
 
 @pytest.mark.parametrize(("name", "value", "wanted"), MAPPED, ids=[row[0] for row in MAPPED])

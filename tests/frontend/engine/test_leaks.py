@@ -8,7 +8,7 @@ import tracemalloc
 import psutil
 import pytest
 
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.body import decode
 from penstock.frontend.engine.book import LiveRequest
 from penstock.frontend.engine.generation import Generation, SequenceText
 from penstock.frontend.exchange.replies import RequestRecord

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from penstock.frontend.engine.link import MAX_RETRY_SECONDS, Load, QueueGate, re
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from penstock.ipc.queue_turns import WaitingCounts
-from tests.frontend.http_client import complete, error_of
+from tests.frontend.http_client import HELLO, chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer
 
 IDLE = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, is_ready=True)
@@ -203,6 +204,54 @@ def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
     gate.check(10, tenant="new")
     with pytest.raises(Overloaded):
         gate.check(11, tenant="new")
+
+
+def test_a_request_asks_once_unless_it_has_several_sequences(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Counting(QueueGate):
+        def check(self, *of_request: Any, **named: Any) -> None:
+            asked.append(of_request)
+            super().check(*of_request, **named)
+
+    monkeypatch.setattr(live.server.service.engine.queue, "__class__", Counting)
+    assert chat(live).status == 200
+    assert complete(live).status == 200
+    assert post(live, "/v1/messages", {"messages": HELLO, "max_tokens": 4}).status == 200
+    assert post(live, "/v1/responses", {"input": "Hello"}).status == 200
+    assert post(live, "/api/chat", {"messages": HELLO, "stream": False}).status == 200
+    assert post(live, "/v1/embeddings", {"input": "Hello"}).status == 200
+    assert [num_seqs for num_seqs, *_ in asked] == [1] * 6
+    asked.clear()
+    assert complete(live, n=3).status == 200
+    assert [num_seqs for num_seqs, *_ in asked] == [1, 3]
+
+
+def test_a_full_queue_refuses_before_it_looks_at_a_request(live: LiveServer) -> None:
+    told = live.scheduler.stats(num_rows=8, num_running=8, num_waiting=1000)
+    live.do(lambda: live.scheduler.tell(told))
+    live.wait_until(lambda: live.server.service.engine.stats == told)
+    try:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/infill"):
+            error_of(post(live, path, {"model": "unknown"}), 429)
+        assert post(live, "/v1/messages", {"model": "unknown"}).status == 529
+        assert post(live, "/api/chat", {"model": "unknown"}).status == post(live, "/api/embed", {"input": "a"}).status
+    finally:
+        live.do(lambda: live.scheduler.tell(live.scheduler.stats()))
+        live.wait_until(lambda: live.server.service.engine.stats.num_waiting == 0)  # type: ignore[union-attr]
+
+
+def test_a_place_changes_its_size_in_one_act() -> None:
+    gate = Told(replace(BUSY, num_waiting=8)).gate()
+    with gate.reserve(1, 10, "") as place:
+        gate.check(1)
+        refused(gate, 2)
+        place.resize(2, 20, "")  # its own place does not count
+        refused(gate, 1)
+        with pytest.raises(Overloaded):
+            place.resize(3, 30, "")
+        gate.check(2)  # what it held was given back
+    gate.check(2)
 
 
 def test_places_come_back_whatever_becomes_of_a_request(live: LiveServer) -> None:

@@ -1,37 +1,27 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
-from functools import partial
+from collections.abc import AsyncGenerator
 
 import msgspec
 
-from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, read, run
+from penstock.frontend.api.body import read
+from penstock.frontend.api.chat import submit_chat
+from penstock.frontend.api.run import Run
 from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import TooManyValues
+from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.parsing.parser import OutputFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.responses.background import check_background, in_background
-from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.history import earlier_items, with_references
+from penstock.frontend.responses.response_writer import ResponseWriter
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules
-
-
-async def _job(service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int) -> Job:
-    valid = await _validated(service, record, request, rules, num_bytes)
-
-    async def prepare() -> Prepared:
-        prompt = await _prompt(service.prompts, valid, rules, record)
-        record.warnings += valid.chat.conversation.warnings
-        return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
-
-    return Job(valid.chat.common, prepare)
 
 
 async def create_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
@@ -40,41 +30,45 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     Raises:
         ApiError: before the first byte.
     """
-    if b'"background"' not in body:
-        return await run(RESPONSES, _job, service, record, body)
-    begun: list[tuple[ResponseCourse, bool]] = []
-    reply = await run(RESPONSES, partial(_perhaps_in_background, begun), service, record, body)
-    if not (begun and isinstance(reply, StreamReply)):
-        return reply
-    [(course, is_streamed)] = begun
-    return await in_background(reply, course, is_streamed=is_streamed)
-
-
-async def _perhaps_in_background(
-    begun: list[tuple[ResponseCourse, bool]],
-    service: Service,
-    record: RequestRecord,
-    request: ResponsesRequest,
-    rules: Rules,
-    num_bytes: int,
-) -> Job:
-    """The request's job. A background response is always a stream; `begun` gets it, and whether the client wants it."""
-    if not request.background:
-        return await _job(service, record, request, rules, num_bytes)
-    check_background(service, record, request)
-    is_streamed, request.stream = request.stream is True, True
-    valid = await _validated(service, record, request, rules, num_bytes)
-
-    def begin(output_format: OutputFormat, run: Run) -> ResponseCourse:
-        begun.append((ResponseCourse(valid, output_format, run), is_streamed))
-        return begun[0][0]
-
-    async def prepare() -> Prepared:
-        prompt = await _prompt(service.prompts, valid, rules, record)
+    request, num_bytes = await read(RESPONSES, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        is_streamed = request.stream is True
+        if request.background:
+            check_background(service, record, request)
+            request.stream = True  # even if the client does not want it
+        valid = await _validated(service, record, request, admission.rules, num_bytes)
+        admission.hold(valid.chat.common)
+        del body, request  # they may be large
+        prompt = await _prompt(service.prompts, valid, admission.rules, record)
         record.warnings += valid.chat.conversation.warnings
-        return prepared_chat(service, valid.chat, prompt, begin, partial(_whole, valid))
+        run, output_format = await submit_chat(service, record, valid.chat, prompt)
+    with run:
+        writer = ResponseWriter(run, valid, output_format)
+        if not run.valid.stream:
+            return Reply(await _response(run, writer))
+        await run.first_news()
+        reply = run.streamed(_stream(run, writer, writer.opening()))
+        return await in_background(reply, writer, is_streamed=is_streamed) if valid.background else reply
 
-    return Job(valid.chat.common, prepare)
+
+async def _stream(run: Run, writer: ResponseWriter, opening: bytes) -> AsyncGenerator[bytes, None]:
+    """The events as they come: the opening, those of the output, the complete response."""
+    unsent = opening
+    try:
+        if not run.generation.has_news:
+            yield unsent  # shows the client that its request was accepted
+            unsent = b""
+        async for events in run.generation:
+            for event in events:
+                unsent += writer.event(event)
+            if unsent or not events:
+                yield unsent or sse.KEEP_ALIVE
+                unsent = b""
+        yield await writer.end()
+    except Exception as error:
+        yield unsent + writer.failure(run.failed(error))
+    finally:
+        run.finish()
 
 
 async def _validated(
@@ -102,16 +96,16 @@ def _check_conversation(items: bytes) -> None:
         ) from None
 
 
-async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) -> bytes:
-    course, generation = ResponseCourse(valid, output_format, run), run.generation
-    if run.ready.valid.logprobs.output >= 0:  # event by event, to see which of them belong to the message
-        while not generation.is_finished:
-            for event in await generation.next_events():
-                course.take(event)
+async def _response(run: Run, writer: ResponseWriter) -> bytes:
+    """The body of a complete answer."""
+    if run.valid.logprobs.output >= 0:  # event by event, to see which of them belong to the message
+        async for events in run.generation:
+            for event in events:
+                writer.take(event)
     else:
         [answer] = await run.answers()
-        course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-    return await course.finished(await run.final_usage())
+        writer.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
+    return await writer.finished()
 
 
 async def count_input_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:

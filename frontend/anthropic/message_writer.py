@@ -14,7 +14,6 @@ from penstock.frontend import schema
 from penstock.frontend.anthropic.blocks import BlockBuilder, Event
 from penstock.frontend.anthropic.errors import error_body
 from penstock.frontend.anthropic.schema import MessageAnswer, MessageTokensDetails, MessageUsage, TextBlock
-from penstock.frontend.anthropic.validate import ValidMessages
 from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
@@ -24,32 +23,33 @@ from penstock.frontend.parsing.parts import Part
 
 _PING: Event = {"type": "ping"}
 
-FRAMING = sse.Framing(sse.HEADERS, b'event: ping\ndata: {"type":"ping"}\n\n')
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+"""Keeps a silent stream alive."""
 
 
-class MessageCourse:
-    """One message from its first event to the last; the `Chunks` of its stream."""
+class MessageWriter:
+    """One message from its first event to the last."""
 
-    def __init__(self, valid: ValidMessages, output_format: OutputFormat, run: Run) -> None:
+    def __init__(self, run: Run, output_format: OutputFormat, *, hides_thinking: bool) -> None:
         self._run = run
         self._id = f"msg_{run.record.request_id}"
         self._parser = MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
-        self._builder = BlockBuilder(hides_thinking=valid.hides_thinking)
+        self._builder = BlockBuilder(hides_thinking=hides_thinking)
         self._has_begun = False
         self._has_pinged = False
         self._finish_reason = ""
         self._stop_reason = ""
         self._stop_sequence: str | None = None
 
-    async def opening(self) -> bytes:
+    def opening(self) -> bytes:
         """Nothing if there is output already; else the first event, and a ping, because output takes longer."""
         if self._run.generation.has_news:
             return b""
         self._has_pinged = True
         return _written([*self._start(), _PING])
 
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """The events for the output that has become certain."""
         events = [*self._start(), *self.take(event)]
         if not self._has_pinged:
@@ -59,12 +59,12 @@ class MessageCourse:
                 events.insert(at, _PING)
         return _written(events)
 
-    async def end(self, usage: schema.Usage | None) -> bytes:
+    async def end(self) -> bytes:
         """The last events, with the stop reason and all usage."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         if wrong := await self._schema_error():
             delta["schema_error"] = wrong
-        last = {"type": "message_delta", "delta": delta, "usage": self._usage(usage or self._run.usage())}
+        last = {"type": "message_delta", "delta": delta, "usage": self._usage(await self._run.final_usage())}
         return _written([*self._start(), last, {"type": "message_stop"}])
 
     def failure(self, error: ApiError) -> bytes:
@@ -92,8 +92,9 @@ class MessageCourse:
         if self._finish_reason == "tool_calls":
             return "tool_use"
         if self._finish_reason == "length":
-            ready = self._run.ready
-            is_within = ready.sampling[0].max_tokens == ready.valid.max_tokens  # otherwise the context is the limit
+            is_within = (
+                self._run.sampling[0].max_tokens == self._run.valid.max_tokens
+            )  # otherwise the context is the limit
             return "max_tokens" if is_within else "model_context_window_exceeded"
         if isinstance(event.stop_reason, str):
             self._stop_sequence = event.stop_reason
@@ -109,13 +110,13 @@ class MessageCourse:
             return []
         self._has_begun = True
         usage = self._usage(msgspec.structs.replace(self._run.usage(), completion_tokens=0))
-        message = MessageAnswer(self._id, self._run.ready.valid.model, [], None, None, usage)
+        message = MessageAnswer(self._id, self._run.valid.model, [], None, None, usage)
         return [{"type": "message_start", "message": message}]
 
     async def _message(self) -> MessageAnswer:
         return MessageAnswer(
             self._id,
-            self._run.ready.valid.model,
+            self._run.valid.model,
             self._builder.blocks,
             self._stop_reason,
             self._stop_sequence,

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.api.run import Run
-from penstock.frontend.draws import CLOCK, DRAWS
+from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
@@ -35,10 +35,10 @@ from penstock.frontend.streams.keeper import StreamStopped
 log = structlog.get_logger()
 
 
-class ResponseCourse:
-    """One response from its first event to the last; the `Chunks` of its stream."""
+class ResponseWriter:
+    """One response from its first event to the last."""
 
-    def __init__(self, valid: ValidResponse, output_format: OutputFormat, run: Run) -> None:
+    def __init__(self, run: Run, valid: ValidResponse, output_format: OutputFormat) -> None:
         self._run = run
         self._valid = valid
         self.id = f"resp_{DRAWS.get().randbytes(24).hex()}"
@@ -57,12 +57,12 @@ class ResponseCourse:
         self._schema_error: str | UnsetType = UNSET
         self._events = EventWriter()
 
-    async def opening(self) -> bytes:
+    def opening(self) -> bytes:
         """The events before any output."""
         kinds = ("created", "queued") if self.status == "queued" else ("created", "in_progress")
         return self._events.write([(f"response.{kind}", {"response": self.shown()}) for kind in kinds])
 
-    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+    def event(self, event: SequenceEvent) -> bytes:
         """The events for the output that has become certain."""
         begun: list[Event] = []
         if self.status == "queued":
@@ -70,9 +70,9 @@ class ResponseCourse:
             begun = [("response.in_progress", {"response": self.shown()})]
         return self._events.write(begun + self.take(event))
 
-    async def end(self, usage: schema.Usage | None) -> bytes:
+    async def end(self) -> bytes:
         """The last event, with the complete response."""
-        response = await self.finished(usage)
+        response = await self.finished()
         return self._events.write([(f"response.{self.status}", {"response": msgspec.Raw(response)})])
 
     def failure(self, error: ApiError) -> bytes:
@@ -142,13 +142,13 @@ class ResponseCourse:
             return []
         return [entry for _, scores in self._untold for entry in scores]
 
-    async def finished(self, usage: schema.Usage | None) -> bytes:
+    async def finished(self) -> bytes:
         """The complete response as JSON; validated and stored if requested."""
         for item in self._builder.items:
             if isinstance(item, MessageItem) and not self._schema_error:
                 text = "".join(part.text for part in item.content)
                 self._schema_error = await self._run.schema_error(text, self._finish_reason) or UNSET
-        self._usage = usage
+        self._usage = await self._run.final_usage()
         response = msgspec.json.encode(self.shown())
         if self._valid.store:
             await self.keep(is_known=self._valid.background)

@@ -6,14 +6,12 @@ other request (`api/run.py`): limits, truncation, deadlines, the bill.
 
 import base64
 from array import array
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from functools import partial
 from math import isfinite
 
 import msgspec
 
-from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
+from penstock.frontend.api.body import read
+from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.embeddings.schema import (
     EMBEDDINGS,
@@ -24,7 +22,7 @@ from penstock.frontend.embeddings.schema import (
 )
 from penstock.frontend.embeddings.validate import ValidEmbedding, validate_embedding
 from penstock.frontend.errors import InvalidLogits, UnsupportedParameter
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.validation.common import Rules
 
 _MAX_FLOATS = 1 << 16
@@ -33,43 +31,22 @@ _MAX_FLOATS = 1 << 16
 Vectors = list[bytes]
 """One vector per input: fp32[k], little-endian."""
 
-Write = Callable[[Run, Vectors], Awaitable[bytes]]
-"""Makes an answer's body from the vectors."""
 
-
-async def embedding_job(
-    service: Service,
-    record: RequestRecord,
-    rules: Rules,
-    request: EmbeddingRequest,
-    write: Callable[[ValidEmbedding], Write],
-    *,
-    max_model_len: int | None = None,
-) -> Job:
-    """Return the job of a request of any API, given as an `EmbeddingRequest`; `write` makes the API's answer.
-
-    `max_model_len` is a smaller context that the client asks for, in tokens.
+async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """The handler.
 
     Raises:
-        InvalidRequest: one of its kinds.
+        ApiError: if the request fails.
     """
-    valid = read_embedding(service, rules, request)
-    if max_model_len is not None:
-        valid = replace(valid, common=replace(valid.common, max_model_len=max_model_len))
-
-    async def prepare() -> Prepared:
-        prompts = await service.prompts.encode_inputs(
-            valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
-        )
-        return Prepared(
-            [valid.common.truncated(prompt) for prompt in prompts],
-            None,
-            _no_stream,
-            partial(_whole, write(valid)),
-            is_prompt_only=True,
-        )
-
-    return Job(valid.common, prepare, len(valid.inputs))
+    request, num_bytes = await read(EMBEDDINGS, record, body), len(body)
+    with await service.admit(record, num_bytes) as admission:
+        valid = read_embedding(service, admission.rules, request)
+        admission.hold(valid.common, len(valid.inputs))
+        del body, request  # they may be large
+        run = await submit_inputs(service, record, valid)
+    with run:
+        await run.answers()
+        return Reply(await _written(run, valid, run.generation.pooled))
 
 
 def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) -> ValidEmbedding:
@@ -87,14 +64,17 @@ def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) ->
     return validate_embedding(request, rules, service.model.embeddings)
 
 
-def _no_stream(run: Run) -> Chunks:
-    raise AssertionError("embeddings are not streamed")
+async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmbedding) -> Run:
+    """Tokenize a request's inputs, and send them to the engine.
 
-
-async def _whole(write: Write, run: Run) -> bytes:
-    await run.answers()
-    vectors = run.generation.pooled
-    return await write(run, vectors)
+    Raises:
+        ApiError: an input cannot be tokenized; or as `submit`.
+    """
+    prompts = await service.prompts.encode_inputs(
+        valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
+    )
+    cut = [valid.common.truncated(prompt) for prompt in prompts]
+    return await submit(service, record, valid.common, cut, is_prompt_only=True)
 
 
 def floats(vector: bytes) -> list[float]:
@@ -111,13 +91,8 @@ def floats(vector: bytes) -> list[float]:
     return values
 
 
-async def _validated(
-    service: Service, record: RequestRecord, request: EmbeddingRequest, rules: Rules, num_bytes: int
-) -> Job:
-    return await embedding_job(service, record, rules, request, lambda valid: partial(_write, valid))
-
-
-async def _write(valid: ValidEmbedding, run: Run, vectors: Vectors) -> bytes:
+async def _written(run: Run, valid: ValidEmbedding, vectors: Vectors) -> bytes:
+    """The body of the answer."""
     usage = await run.final_usage()
 
     def write() -> bytes:
@@ -135,8 +110,3 @@ async def _write(valid: ValidEmbedding, run: Run, vectors: Vectors) -> bytes:
     if sum(map(len, vectors)) > 4 * _MAX_FLOATS:
         return await run.service.model.tokenizer.off_loop(write)
     return write()
-
-
-async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """The handler."""
-    return await run(EMBEDDINGS, _validated, service, record, body)
