@@ -16,7 +16,7 @@ from penstock.config.options import check_engines, check_tiers
 from penstock.config.parser import Parser
 from penstock.config.ranks import of_group
 from penstock.core.launch.output_files import check_output_files
-from penstock.core.policies.registry import make_policy
+from penstock.core.scheduling.part import check_options
 from penstock.ipc import process
 from penstock.ipc.addresses import private_dir
 from penstock.ipc.logs import flush_logs, setup_logging
@@ -90,7 +90,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
 
             check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
     if command in ("serve", "scheduler"):
-        make_policy(config.scheduler.scheduling_policy)  # fail here, with a clear message, rather than in a child
+        check_options(config)  # fail here, with a clear message, rather than in a child
     num_engines = config.parallel.data_parallel_size
     if command in ("scheduler", "worker") and num_engines > 1:
         raise ConfigError(

@@ -18,7 +18,7 @@ from penstock.config.groups.ipc import IpcOptions
 from penstock.config.groups.log import LogFormat, LogOptions
 from penstock.config.groups.model import ModelImpl, ModelOptions
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.config.groups.scheduling import BatchingName, PreemptionKind, SchedulerOptions
+from penstock.config.groups.scheduling import PreemptionKind, SchedulerOptions
 from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
 from penstock.config.networks import problem_with_network
 from penstock.config.observing import problem_with_observers
@@ -28,7 +28,6 @@ from penstock.ipc.addresses import addresses_in, is_tcp
 from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
 
 __all__ = [
-    "BatchingName",
     "Config",
     "ConfigError",
     "CpuKernels",

@@ -34,9 +34,7 @@ PART_MAY_IMPORT = {
 }
 """File of a part, named after its process -> what it may import besides its own part."""
 FLOORS = {
-    "core": (
-        "kv", "sequences", "steps", "policies", "batching", "scheduling", "engine", "launch",
-    ),
+    "core": ("kv", "sequences", "steps", "scheduling", "engine", "launch"),
     "frontend": (
         "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",
         "validation", "api", "embeddings", "ollama", "responses", "anthropic", "files", "batches", "web", "http",

@@ -24,8 +24,9 @@ import msgspec
 from penstock.config import Config
 from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult
+from penstock.parts.policies.options import PolicyOptions
 
 PAGE_SIZE = 16
 PIPELINE_DEPTH = 1
@@ -106,11 +107,10 @@ class Load:
     """A scheduler with full rows and a queue, in virtual time."""
 
     def __init__(self, policy: str, num_rows: int, num_waiting: int, num_outputs: int) -> None:
-        options = SchedulerOptions(
-            max_num_seqs=num_rows, pipeline_depth=PIPELINE_DEPTH, max_num_queued_seqs=1 << 20, scheduling_policy=policy
-        )
+        options = SchedulerOptions(max_num_seqs=num_rows, pipeline_depth=PIPELINE_DEPTH, max_num_queued_seqs=1 << 20)
+        config = Config(scheduler=options).with_options(PolicyOptions(scheduling_policy=policy))
         self._scheduler = Scheduler(
-            Config(scheduler=options), WorkerLimits(num_rows * 512 + 4096, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17)
+            config, WorkerLimits(num_rows * 512 + 4096, PAGE_SIZE, num_rows, 1 << 16, 8192, 1 << 17)
         )
         self._random = Random(0)
         self._now = 0.0

@@ -224,7 +224,7 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
     requests = load.requests(on)
     found: dict[str, list[float]] = {}
     for seed in range(_NUM_RUNS):
-        one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=seed)
+        one = Simulator(config, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=seed)
         done = one.run()
         run = figures(done, load.arrivals, 0, Targets())
         run[_IN_USE] = rate_in_use((each.sent, each.ended, each.num_tokens) for each in done.outcomes)
@@ -282,7 +282,7 @@ def speed(count: int, rate: float) -> dict[str, Any]:
     shape = Shape(input_len=(64, 1024), output_len=(16, 240), prefix_len=48, num_prefixes=16)
     load = Load(draw(count, Bursts(rate=rate), shape, 0))
     requests = load.requests(on)
-    one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests)
+    one = Simulator(config, on.hello(config), on.device, on.timing, load.arrivals, requests)
     found = figures(one.run(), load.arrivals, 0, Targets())
     seconds = time.process_time() - began
     return {

@@ -6,7 +6,6 @@ from msgspec import Meta
 
 from penstock.config.groups.base import INTERNAL, Options, Shown
 
-BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
 PreemptionKind = Literal["recompute", "swap", "auto"]
 
 
@@ -60,44 +59,6 @@ class SchedulerOptions(Options, frozen=True):
         Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes."),
         Shown(line="compute equal beginnings of prompts each time anew"),
     ] = True
-    scheduling_policy: Annotated[
-        str,
-        Meta(
-            description="Order of waiting requests (docs/scheduling.md): 'fcfs' by arrival, 'priority' by the "
-            "request's priority, 'sjf' the least predicted work, 'hrrn' the highest response ratio, 'cache-aware' the "
-            "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
-            "the request's targets ('deadline-refuse' also refuses those that cannot meet them), or MODULE:CLASS, a "
-            "policy of your own."
-        ),
-        Shown("NAME", "priority, sjf, fair, ..., or MODULE:CLASS"),
-    ] = "fcfs"
-    max_policy_delay: Annotated[
-        float,
-        Meta(
-            description="A request that has waited this many seconds comes before all that have waited for less, "
-            "whatever the policy; such requests take turns as under fcfs. 0: the policy's own `max_delay`.",
-            ge=0.0,
-        ),
-        INTERNAL,
-    ] = 0.0
-    batching: Annotated[
-        BatchingName,
-        Meta(
-            description="When waiting sequences begin: 'continuous' as soon as there is room; 'static' in batches, the "
-            "next one when the last sequence of a batch has ended; 'dynamic' as static, but a batch begins only when "
-            "it is full or its first request has waited for 0.1 seconds; 'length-aware' as static, with sequences "
-            "whose outputs are predicted to be of about the same length."
-        ),
-    ] = "continuous"
-    batch_wait_ms: Annotated[
-        int,
-        Meta(
-            description="Longest wait for a full batch, in milliseconds, from its first request on, if batching is "
-            "dynamic: who asks hardly notices it, and a burst arrives in it.",
-            ge=0,
-        ),
-        INTERNAL,
-    ] = 100
     max_num_queued_seqs: Annotated[
         int,
         Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1),

@@ -25,7 +25,7 @@ from penstock.core.engine.part import EngineParts
 from penstock.core.engine.readiness import engine_ready
 from penstock.core.engine.stats import stats_of
 from penstock.core.engine.worker_group import WorkerGroup
-from penstock.core.policies.registry import make_policy
+from penstock.core.scheduling.part import check_options
 from penstock.core.scheduling.reasons import late_reasons, list_requests
 from penstock.core.scheduling.scheduler import Refusal, ScheduledStep, Scheduler, UnexpectedResultError
 from penstock.core.scheduling.suspects import Culprits, suspect_ids
@@ -87,10 +87,10 @@ class Engine:
             on_restart: called when the engine has been drained and should be restarted.
 
         Raises:
-            ConfigError: if the policy or the key file does not exist.
+            ConfigError: if what options name, like a policy or the key file, does not exist.
         """
         self.config = config
-        make_policy(config.scheduler.scheduling_policy)  # fail now rather than when the first worker comes
+        check_options(config)  # fail now rather than when the first worker comes
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.scheduler: Scheduler | None = None  # created at the first workers' hello, which has the sizes
         self._progress_at = 0.0  # time of the last result, or of the first plan after an idle time

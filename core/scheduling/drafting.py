@@ -4,7 +4,7 @@ from collections.abc import Sequence as ListOf
 
 from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.results import draft_outcome, forced_rows, time_of
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.steps.draft_lengths import draft_lengths
 from penstock.core.steps.drafts import DraftLengths, DraftOutcome, FixedLengths
 from penstock.core.steps.forced_lengths import ForcedLengths

@@ -82,11 +82,6 @@ def _check_levels(scheduler: Scheduler) -> None:
     lined_up = [request for request in scheduler.requests.values() if request.is_lined_up]
     _require({id(request) for _, request in in_line} == set(map(id, lined_up)), "those in line say so")
     _require(len(in_line) == len(lined_up), "a request is in line once")
-    if scheduler.levels is not None:
-        for request in scheduler.requests.values():
-            if request.waiting and not request.is_paused and not request.is_overdue:
-                _require(request.waits_since is not None, "the time that a request waits is counted")
-                _require(scheduler.levels.will_be_overdue(request), "a request is looked at again in time")
 
 
 def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:

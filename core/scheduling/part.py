@@ -9,14 +9,17 @@ from collections.abc import Sequence as ListOf
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
+from penstock.config import Config
 from penstock.config.parts import brought
 from penstock.core.kv.holder import PageTables
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import Answers
+from penstock.core.scheduling.policy import Policy
 from penstock.core.scheduling.trials import Suspect
-from penstock.core.sequences.intake import Refusal, WorkerLimits
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
-from penstock.core.steps.plan_builder import Chunk
+from penstock.core.steps.plan_builder import Chunk, InFlightStep
 from penstock.ipc.messages import ErrorCode, Message
 from penstock.ipc.overrides import calls, overriding
 
@@ -51,6 +54,17 @@ class SchedulerPart:
     answers: ClassVar[Mapping[type[Message], Callable[[], Answers]]] = {}
     """The workers' messages that are this part's, and how those of several ranks become one."""
 
+    policy: Policy | None = None
+    """An order of requests other than first come, first served."""
+
+    @classmethod
+    def check_options(cls, config: Config) -> None:
+        """Make sure, before anything is loaded, that there is what options name.
+
+        Raises:
+            ConfigError: if not.
+        """
+
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
         """Return the part for the scheduler's current worker, or None if this worker needs none.
@@ -66,8 +80,15 @@ class SchedulerPart:
         """A request has come, or it waits and the worker is another one: return why it cannot run here."""
         return None
 
+    def arriving(self, request: Request, now: float) -> Refusal | None:
+        """A request that could run here is about to wait: set its level; or return why it must not wait."""
+        return None
+
     def arrived(self, request: Request) -> None:
         """A request was accepted, and waits."""
+
+    def waits(self, request: Request) -> None:
+        """A sequence of the request waits again: it has lost its row, or was paused until now."""
 
     def makes_for(self, request: Request) -> Iterable[Suspect]:
         """What a worker makes for this request beside its steps, and may die of."""
@@ -87,6 +108,17 @@ class SchedulerPart:
         """
         return ()
 
+    def check_head(self) -> None:
+        """The head of the queue may get a row in this step, unless another one comes first now."""
+
+    def why_not(self, request: Request) -> str:
+        """Why the head of the queue must wait, whatever room there is (a kind of reason); "": it need not."""
+        return ""
+
+    def why_not_join(self, request: Request) -> str:
+        """Why the head of the queue, which finds a row, must not join those that run yet; "": it may."""
+        return ""
+
     def admits(self, seq: Sequence, start: Start) -> bool:
         """Whether the head of the queue may enter a row; otherwise this part holds it, off the queue, until it may."""
         return True
@@ -102,15 +134,37 @@ class SchedulerPart:
         """Do what is due before the next plan; return what must end. `is_idle`: nothing runs and nothing waits."""
         return ()
 
+    def expire(self) -> Iterable[Ending]:
+        """Return what has waited for too long. Called several times a second, whether or not there is a next plan."""
+        return ()
+
+    @property
+    def longest_step_us(self) -> float:
+        """The longest time, in microseconds, for a step that computes prompts beside decodes; or inf."""
+        return inf
+
+    def chunk_end(self, seq: Sequence, start: int, end: int, most: int) -> int:
+        """Return where a chunk of a prompt from position `start` on must end, if `end` is the preferred place.
+
+        The answer is between `start` and `most`; it is `start` if there is not enough room.
+        """
+        return end
+
     def planned(self, chunks: ListOf[Chunk], step_id: int) -> None:
         """A plan has these chunks of prompts."""
+
+    def stepped(self, step: InFlightStep) -> None:
+        """A step has returned; its tokens are not applied yet."""
+
+    def finished(self, request: Request, num_outputs: int) -> None:
+        """A sequence of the request that has a row ends with `num_outputs` tokens of output (vectors are left out)."""
 
     def left_row(self, seq: Sequence) -> bool:
         """A sequence is about to lose its row; return whether its pages are kept: then they must not be released."""
         return False
 
     def leave(self, request: Request) -> None:
-        """A request has ended or is paused: it waits for nothing."""
+        """A request has ended (it is not live any more) or is paused: it waits for nothing."""
 
     def let_go(self, request: Request) -> None:
         """Others are tried before this waiting request: free what the worker has made for it. It asks again later."""
@@ -174,6 +228,16 @@ class SchedulerPart:
         return ()
 
 
+def check_options(config: Config) -> None:
+    """Make sure that there is what options name.
+
+    Raises:
+        ConfigError: from a part, if not.
+    """
+    for kind in brought("scheduler", SchedulerPart):
+        kind.check_options(config)
+
+
 class Parts:
     """The parts that one worker's scheduler has, and who of them overrides what."""
 
@@ -183,7 +247,9 @@ class Parts:
         self._by_kind = {type(part): part for part in self.all}
         self._last = self._by_kind  # those of earlier workers, too
         self.accepts: list[Callable[[Request], Refusal | None]] = self._calls("accepts")
+        self.arriving: list[Callable[[Request, float], Refusal | None]] = self._calls("arriving")
         self.arrived = self._calls("arrived")
+        self.waits = self._calls("waits")
         self.makes_for: list[Callable[[Request], Iterable[Suspect]]] = self._calls("makes_for")
         self.answered: dict[type[Message], Callable[[Any], Iterable[Ending]]] = {
             kind: part.answered for part in self.all for kind in part.answers
@@ -192,13 +258,20 @@ class Parts:
             kind: part.recorded for part in self.all for kind in part.answers
         }
         self._takes: list[Callable[..., Iterable[Message]]] = self._calls("take_messages")
+        self.check_head = self._calls("check_head")
+        self.why_not: list[Callable[[Request], str]] = self._calls("why_not")
+        self.why_not_join: list[Callable[[Request], str]] = self._calls("why_not_join")
         self.admits: list[Callable[[Sequence, Start], bool]] = self._calls("admits")
         self.asked_early: list[Callable[[Sequence, Start], bool]] = [
             part.admits for part in self.all if part.asks_worker
         ]
         self.entered: list[Callable[[Sequence, int], int]] = self._calls("entered")
         self.advance: list[Callable[..., Iterable[Ending]]] = self._calls("advance")
+        self.expire: list[Callable[[], Iterable[Ending]]] = self._calls("expire")
+        self._chunk_ends: list[Callable[[Sequence, int, int, int], int]] = self._calls("chunk_end")
         self.planned = self._calls("planned")
+        self.stepped = self._calls("stepped")
+        self.finished = self._calls("finished")
         self.left_row: list[Callable[[Sequence], bool]] = self._calls("left_row")
         self.leave = self._calls("leave")
         self.let_go = self._calls("let_go")
@@ -210,6 +283,8 @@ class Parts:
             part.holds_for: part.why for part in overriding(SchedulerPart, self.all, "why")
         }
         """By what requests are held for: one that is held by one part may have figures of another, from before."""
+        self.policy = next((part.policy for part in self.all if part.policy is not None), Policy())
+        self._limiting = overriding(SchedulerPart, self.all, "longest_step_us")
         self._waking = overriding(SchedulerPart, self.all, "wakes_at")
         self._planning = overriding(SchedulerPart, self.all, "awaits_plan")
         self._making = overriding(SchedulerPart, self.all, "num_in_making")
@@ -238,6 +313,17 @@ class Parts:
     def refusal(self, request: Request) -> Refusal | None:
         """Why a request cannot run here, as far as parts know."""
         return next(filter(None, (accepts(request) for accepts in self.accepts)), None)
+
+    @property
+    def longest_step_us(self) -> float:
+        """The shortest of the parts'."""
+        return min((part.longest_step_us for part in self._limiting), default=inf)
+
+    def chunk_end(self, seq: Sequence, start: int, end: int, most: int) -> int:
+        """Where a chunk must end: at `end`, unless a part wants another place up to `most`."""
+        for chunk_end in self._chunk_ends:
+            end = chunk_end(seq, start, end, most)
+        return end
 
     @property
     def wakes_at(self) -> float:

@@ -10,7 +10,7 @@ from the remaining outputs: as many as the policy predicts, if it does, else as 
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from penstock.core.scheduling.rows.running import Admissions
+from penstock.core.scheduling.admissions import Admissions
 from penstock.core.scheduling.step_record import (
     IN_LINE,
     JUST_CAME,

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.scheduling.accounts import Accounts
-from penstock.core.scheduling.rows.running import RunningSet
+from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.drafts import DraftOutcome

@@ -15,25 +15,19 @@ from dataclasses import replace
 from math import inf
 
 from penstock.config import Config
-from penstock.core.batching.registry import make_batching
 from penstock.core.kv.kv_pages import Start
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
 from penstock.core.kv.tiers import TierTotals
-from penstock.core.policies.hooks import Hooks
-from penstock.core.policies.levels import Levels
-from penstock.core.policies.registry import make_policy
-from penstock.core.policies.view import View
 from penstock.core.scheduling.accounts import Accounts
-from penstock.core.scheduling.batches import Batches
+from penstock.core.scheduling.admissions import Admissions
+from penstock.core.scheduling.background import make_room
 from penstock.core.scheduling.drafting import Drafting
+from penstock.core.scheduling.launches import Launches
 from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
-from penstock.core.scheduling.rows.background import make_room
-from penstock.core.scheduling.rows.running import Admissions, Launches, RunningSet
-from penstock.core.scheduling.rows.swapping import make_swapping
-from penstock.core.scheduling.rows.yielding import Yielding
+from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
     MAX_WAITING_SHOWN,
@@ -46,8 +40,11 @@ from penstock.core.scheduling.step_record import (
     waiting_reasons,
 )
 from penstock.core.scheduling.suspects import Suspects, bring
+from penstock.core.scheduling.swapping import make_swapping
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
-from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
+from penstock.core.scheduling.yielding import Yielding
+from penstock.core.sequences.intake import QueueBound, Refusal, check_request
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.drafts import DraftLengths, DraftRoom
@@ -75,21 +72,15 @@ class Scheduler:
         self.config = config
         self.options = options = config.scheduler
         self.drafting = Drafting()
-        self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
-        kind = make_batching(options)
-        self.batches = None if kind is None else Batches(kind, self.waiting)
+        self.waiting = WaitingQueue()
         self.totals = Totals()
         self.suspects = Suspects()
         self.accounts = Accounts(self.totals)
         self.step_size = StepSize(options)
         self.queue_bound = QueueBound(options, self.waiting)
-        self.ended: Deltas = {}  # ends of requests that the policy has refused, until `take_ended`
-        self.pace = PrefillPace(
-            options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
-        )
-        self._follow_policy(limits)
+        self.ended: Deltas = {}  # ends of requests that waited, until `take_ended`
+        self.pace = PrefillPace(options.max_prefill_ms, learns=limits.num_host_pages > 0)
         self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
         self.trials = Trials()
         self.parts = Parts(())
@@ -99,18 +90,6 @@ class Scheduler:
     def for_worker(cls, config: Config, hello: WorkerHello) -> "Scheduler":
         """Return a scheduler for the first worker that said hello."""
         return cls(config, WorkerLimits.of(config.scheduler, hello))
-
-    def _follow_policy(self, limits: WorkerLimits) -> None:
-        """Set up only the hooks that the policy overrides: the others cost nothing."""
-        policy = self.policy
-        policy.max_delay = self.options.max_policy_delay or policy.max_delay
-        self._view = View(self.options, self.pace, limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.levels: Levels | None = None  # otherwise all requests are on one level
-        if policy.overrides("key"):
-            self.levels = Levels(policy, self.waiting)
-            self._view.renew = self.levels.renew
-        self._hooks = Hooks(policy)
-        policy.attach(self._view)
 
     def _set_limits(self, limits: WorkerLimits) -> None:
         self.limits, num_stages = limits, limits.num_stages
@@ -123,24 +102,20 @@ class Scheduler:
             has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
         self._swapping = swapping = make_swapping(self.options.preemption, self.kv.tiers, limits, self.pace)
-        self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs
-        self._view.max_num_batched_tokens = limits.max_num_batched_tokens
-        self.running = self._view.running = RunningSet(limits.max_num_seqs, num_stages)
+        self.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
         self.parts = Parts.of(self, self.parts)
-        self._advances = bool(self.parts.advance) or self.levels is not None or self.batches is not None
+        self.policy = self.parts.policy
         self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
         self._admissions = Admissions(
-            self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.batches, self.parts,
-            self._hooks, limits,
-        )  # fmt: skip
+            self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.parts
+        )
         self._yielding = Yielding(
-            self.waiting, self.running, self.policy, self._admissions, swapping, self.totals,
-            self._vacate,
-        )  # fmt: skip
+            self.waiting, self.running, self.policy, self._admissions, swapping, self.totals, self._vacate
+        )
         self._launches = Launches(
-            self.running, self.kv, self.policy, self._yielding.preempt, self.totals, num_stages,
-            has_drafts=self.drafting.lengths is not None, images_are_whole=limits.images_are_whole,
+            self.running, self.kv, self.parts, self._yielding.preempt, self.totals,
+            has_drafts=self.drafting.lengths is not None,
         )  # fmt: skip
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self.settling = Settling(self.kv, self.running, self.totals, self.accounts, self._remove)
@@ -152,8 +127,7 @@ class Scheduler:
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
         max_turns = self.queue_bound.turns_allowed() if self.waiting.num_seqs else 0
-        refusal = check_request(message, self.limits, self.waiting, self.options, max_turns)
-        if refusal is not None:
+        if refusal := check_request(message, self.limits, self.waiting, self.options, max_turns):
             return refusal
         request = Request(message, owner, self.limits.max_sequence_len, now)
         request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
@@ -163,10 +137,9 @@ class Scheduler:
             self.kv.now = now
         if request.is_background:
             self.pace.learn()  # beside others it gets time that must be known
-        if self.batches is not None:
-            self.batches.arrived(request)
-        if self.levels is not None and (refusal := self.levels.arrived(request, now)) is not None:
-            return refusal
+        for arriving in self.parts.arriving:
+            if refusal := arriving(request, now):
+                return refusal
         if message.progress:
             self.queue_bound.requeued(len(message.progress))
         if message.num_deaths:
@@ -206,20 +179,20 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
             self.waiting.resume(request)
-            if self.levels is not None:
-                self.levels.waits(request, self.kv.now)
-                self.levels.returns(request)
+            for waits in self.parts.waits:
+                waits(request)
 
     def expire_queued(self, now: float) -> Deltas:
         """End the requests that have waited for their first row for longer than `queue_timeout`; return their deltas.
 
-        Requests that have had a row do not expire, nor do requests of an earlier scheduler. Those that the policy
-        refuses end as well.
+        Requests that have had a row do not expire, nor do requests of an earlier scheduler. Those that parts refuse to
+        keep waiting end as well.
         """
         deltas: Deltas = {}
         self._set_now(now)
-        if self.levels is not None:
-            self._advance_levels(self.levels, now, deltas)
+        for expire in self.parts.expire:
+            for ending in expire():
+                self._end(*ending, deltas)
         seconds = self.options.queue_timeout
         longest = seconds or inf
         late = [
@@ -254,8 +227,9 @@ class Scheduler:
         """
         self._set_now(now)
         is_making = self.parts.num_in_making > self.trials.num_untold or self.trials.is_unsure
-        culprit = self.suspects.blame(self.in_flight, is_making=is_making) if has_died else None
-        if culprit is not None:
+        endings: list[Ending] = []
+        if has_died and (culprit := self.suspects.blame(self.in_flight, is_making=is_making)) is not None:
+            endings.append(Ending(culprit, ENDS_WORKERS, "ends_workers"))
             self.step_size.restore()
         self.queue_bound.requeued(len(self.running))
         for seq in list(self.running):
@@ -266,7 +240,6 @@ class Scheduler:
         self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         self.kv.now = now
-        endings = [] if culprit is None else [Ending(culprit, ENDS_WORKERS, "ends_workers")]
         for reset in self.parts.reset:
             endings += reset(self.limits, has_died=has_died)
         self.trials.end()
@@ -338,19 +311,19 @@ class Scheduler:
         """When `schedule` may have something to compute even if nothing else happens, by its clock; or inf."""
         if self.is_on_trial:
             return inf  # the trial's end comes first
-        return min(self.parts.wakes_at, inf if self.batches is None else self.batches.wakes_at)
+        return self.parts.wakes_at
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
 
-        `now`: seconds, by the same clock as in `add_request`: for accounts, batches, and policies whose keys change.
+        `now`: seconds, by the same clock as in `add_request`: for accounts and parts.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
         if not self.can_schedule or self.is_on_trial:
             return None
         self.kv.now = now
-        if self._advances or self.suspects.groups:
-            self._advance(now)
+        if self.parts.advance or self.suspects.groups:
+            self._advance()
         running, launches, builder = self.running, self._launches, PlanBuilder()
         background_us = self._make_way() if self.waiting.num_seqs or running.background else None
         admitted: list[Admission] = []
@@ -363,7 +336,7 @@ class Scheduler:
             if running.prefills:
                 launches.prefills(builder, room, is_alone=not starts and not self.in_flight)
             if self.waiting.num_seqs:
-                self._admit(builder, room, admitted, now)
+                self._admit(builder, room, admitted)
         chunks = builder.chunks
         if not starts and not chunks and not self.parts.await_plan:
             return None
@@ -379,17 +352,26 @@ class Scheduler:
             if chunk.samples:
                 num_samples += 1
                 running.to_decode(chunk.seq)
-        has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self.pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
         if lengths is not None:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
-                step_id, decodes, chunks, num_samples, running.num_left, has_logprobs, num_drafts, predicted,
-                plan.start, launches.num_context, is_whole, builder.num_pooled,
+                step_id=step_id,
+                decodes=decodes,
+                chunks=chunks,
+                num_samples=num_samples,
+                num_left=running.num_left,
+                has_logprobs=decodes.has_logprobs or builder.has_logprobs,
+                num_drafts=num_drafts,
+                predicted=predicted,
+                starts=plan.start,
+                num_context=launches.num_context,
+                is_whole=is_whole,
+                num_pooled=builder.num_pooled,
             )
-        )  # fmt: skip
+        )
         preempted = self._yielding.preempted
         if preempted or with_record:  # the step, or its record, keeps the list
             self._yielding.preempted = []
@@ -398,7 +380,7 @@ class Scheduler:
             record = self._record(plan, builder, decodes, admitted, preempted, predicted[1] if predicted else 0)
         return ScheduledStep(plan, record, admitted, preempted)
 
-    def _advance(self, now: float) -> None:
+    def _advance(self) -> None:
         """Bring up to date what time, or messages since the last step, have changed."""
         if self.suspects.groups:
             self.suspects.advance()
@@ -406,20 +388,13 @@ class Scheduler:
         for advance in self.parts.advance:
             for ending in advance(is_idle=is_idle):
                 self._end(*ending, self.ended)
-        if self.levels is not None:
-            self._advance_levels(self.levels, now, self.ended)
-        if self.batches is not None and self.batches.begin(self.requests.values(), self.limits.max_num_seqs, now):
-            self._yielding.look_again()
 
     def _make_way(self) -> float | None:
         """Preempt for the head of the queue; return the microseconds for background prompts, if they are limited."""
         running = self.running
-        head = self.waiting.head() if self.waiting.num_seqs else None
-        if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
+        if self.waiting.num_seqs and (self.policy.preempts or running.background or not running.num_free_rows):
             self._yielding.make_way()
-        if running.background or (head is not None and head.request.is_background):
-            return make_room(running, self.pace)
-        return None
+        return make_room(running, self.waiting, self.pace)
 
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
         """Let the worker draft tokens; prompts keep nearly all their room."""
@@ -438,21 +413,19 @@ class Scheduler:
         if num_stages > 1:
             num_pending = self.waiting.num_tokens + running.num_pending  # if no waiting prefix is cached
             most = min(most, chunk_for_stages(num_pending, num_stages))
-        longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
         drafts_us = self.drafting.added_us(num_drafts) if num_drafts else 0.0
-        return PromptRoom(self.pace.room(most, starts, longest_us, drafts_us), background_us, self.pace)
+        room = self.pace.room(most, starts, self.parts.longest_step_us, drafts_us)
+        return PromptRoom(room, background_us, self.pace)
 
-    def _admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission], now: float) -> None:
+    def _admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission]) -> None:
         """Let waiting sequences enter rows, and note why the next one does not."""
-        if self.levels is not None and self.running.num_free_rows:
-            self.levels.check_head(now, self.running.num_left)
+        if self.running.num_free_rows:
+            for check_head in self.parts.check_head:
+                check_head()
         admit, is_stalled = self._admissions.admit, self._launches.is_stalled
         self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
         if self._blocked_by == Blocked.NO_PAGES and self._parts_make_way():
             self._blocked_by = admit(builder, room, admitted, is_stalled=is_stalled)
-        if self.levels is not None:
-            for admission in admitted:
-                self.levels.admitted(self.requests[admission.request_id], now)
 
     def _parts_make_way(self) -> bool:
         """Whether a part that held pages lets the head of the queue have some."""
@@ -481,9 +454,8 @@ class Scheduler:
 
     def _put_back(self, seq: Sequence, *, at_end: bool = False) -> None:
         self.waiting.put_back(seq, at_end=at_end)
-        if self.levels is not None:
-            self.levels.waits(seq.request, self.kv.now)
-            self.levels.returns(seq.request)
+        for waits in self.parts.waits:
+            waits(seq.request)
 
     # --- results ----------------------------------------------------------------------------
 
@@ -495,8 +467,7 @@ class Scheduler:
         """
         tokens, counts = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
-        if now is not None:
-            self.kv.now = now
+        self._set_now(now)
         if step.decodes.seqs or step.chunks:  # otherwise it only copied pages
             outcome, drafts_us = None, 0.0
             if self.drafting.lengths is not None:
@@ -509,8 +480,8 @@ class Scheduler:
             self.accounts.settle(step, result.num_forward_us, self.pace.step_time.rates, self.kv.now, outcome)
         if result.num_copied_pages and self._swapping is not None:
             self._swapping.note(result)
-        if self._hooks.on_step is not None:
-            self._hooks.on_step(step)
+        for stepped in self.parts.stepped:
+            stepped(step)
         told = self.settling.apply(step, result, tokens, counts)
         if result.num_forced:
             self.drafting.forced(step, result)
@@ -520,11 +491,9 @@ class Scheduler:
         """A sequence ends, for any reason: free its row and pages, and remove it from its request."""
         request = seq.request
         if seq.row >= 0:
-            has_outputs = request.sampling.pooling is None  # otherwise there is nothing to learn about lengths
-            if self._hooks.on_finished is not None and has_outputs:
-                self._hooks.on_finished(request, seq.num_outputs)
-            if self.batches is not None and has_outputs:
-                self.batches.on_finished(request, seq.num_outputs)
+            if request.sampling.pooling is None:  # otherwise there is nothing to learn about lengths
+                for finished in self.parts.finished:
+                    finished(request, seq.num_outputs)
             self._leave_row(seq)
             self._admissions.sequence_left()
         else:
@@ -533,10 +502,6 @@ class Scheduler:
             self.waiting.remove(seq)
         if not request.is_live:
             del self.requests[request.request_id]
-            if self._hooks.on_gone is not None:
-                self._hooks.on_gone(request)
-            if self.batches is not None:
-                self.batches.leave(request)
             self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
@@ -545,16 +510,9 @@ class Scheduler:
             leave(request)
 
     def take_ended(self) -> Deltas:
-        """Return the ends of requests that the policy has refused since the last call."""
+        """Return the ends of requests that had to end while they waited, since the last call."""
         ended, self.ended = self.ended, {}
         return ended
-
-    def _advance_levels(self, levels: Levels, now: float, deltas: Deltas) -> None:
-        """Bring the order up to date, and end the requests that the policy refuses."""
-        if levels.advance(now, self.requests):
-            self._yielding.look_again()
-        for request, refusal in levels.take_refused():
-            self._end(request, refusal.reason, refusal.code, deltas)
 
     def _end(self, request: Request, error: str, code: ErrorCode, deltas: Deltas) -> None:
         """End all sequences of a waiting request with an error."""

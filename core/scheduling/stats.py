@@ -8,7 +8,7 @@ from penstock.core.kv.tiers import Tiers
 from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.step_record import waiting_reasons
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import EngineStats, HostTierStats

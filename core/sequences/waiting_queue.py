@@ -1,6 +1,6 @@
 """Waiting sequences, and whose turn it is. The work per step does not grow with their number.
 
-    1. by level (the key of a request under the policy, `core/policies/`): the lowest first;
+    1. by level (usually all are on one; a policy gives keys): the lowest first;
     2. in a level, sequences that had a row and lost it, in the order in which they first got one;
     3. then new ones, in turns: one sequence of each tenant, and within a tenant one of each of its groups.
 
@@ -30,7 +30,7 @@ _Tenant = OrderedDict[str, _Group]
 
 
 class TenantOrder(Protocol):
-    """An order of tenants other than taking turns (`core/policies/policy.py`)."""
+    """An order of tenants other than taking turns."""
 
     def first_tenant(self, tenants: Collection[str]) -> str:
         """Return whose turn it is."""
@@ -132,13 +132,13 @@ class WaitingQueue:
     """
 
     __slots__ = (
-        "_counts", "_groups", "_held", "_level_ids", "_levels", "_num_turns", "_order", "_parked", "_paused",
-        "_returning", "num_line_ups", "num_seqs", "num_tokens",
+        "_counts", "_groups", "_held", "_level_ids", "_levels", "_num_turns", "_parked", "_paused", "_returning",
+        "num_changes", "num_seqs", "num_tokens", "order",
     )  # fmt: skip
 
-    def __init__(self, order: TenantOrder | None = None) -> None:
-        """`order`: decides between the tenants on a level; None: they take turns."""
-        self._order = order
+    def __init__(self) -> None:
+        self.order: TenantOrder | None = None
+        """Decides between the tenants on a level; None: they take turns. Set it while nothing waits."""
         self._levels: dict[Key, _Lines] = {}
         self._level_ids: list[Key] = []  # sorted
         self._returning: list[tuple[Key, int, Sequence]] = []  # heap: level, turn
@@ -150,7 +150,7 @@ class WaitingQueue:
         self._num_turns = 0
         self.num_seqs = 0
         self.num_tokens = 0  # known tokens, prompts and outputs, of all waiting sequences
-        self.num_line_ups = 0  # total since the start; a change shows that a request has joined
+        self.num_changes = 0  # requests that joined, and new orders: while it stays, so does who waits for a row
 
     def add_request(self, request: Request) -> None:
         """Queue a new request with all its sequences. Those with outputs of an earlier scheduler had their turn."""
@@ -316,6 +316,10 @@ class WaitingQueue:
         self._returning = [(seq.request.level, turn, seq) for _, turn, seq in self._returning]
         heapify(self._returning)
 
+    def note_new_order(self) -> None:
+        """Levels have changed, so that others than before may yield to the head."""
+        self.num_changes += 1
+
     @property
     def first_level(self) -> Key | None:
         """The lowest level with a new sequence."""
@@ -413,13 +417,13 @@ class WaitingQueue:
                 self._return(seq)
         if has_new:
             self._add_to_line(request)
-            self.num_line_ups += 1
+            self.num_changes += 1
             request.is_lined_up = True
 
     def _add_to_line(self, request: Request) -> None:
         level = request.level
         if level not in self._levels:
-            self._levels[level] = _Lines(self._order)
+            self._levels[level] = _Lines(self.order)
             insort(self._level_ids, level)
         self._levels[level].add(request)
 

@@ -13,7 +13,7 @@ The result of step i takes back the positions that got no token. The plan of ste
 from collections.abc import Sequence as ListOf
 from typing import NamedTuple, Protocol
 
-from penstock.core.sequences.intake import PART_BESIDE_PROMPTS
+from penstock.core.sequences.limits import PART_BESIDE_PROMPTS
 from penstock.core.sequences.sequence import Sequence
 
 

@@ -257,10 +257,13 @@ class PlanBuilder:
         return counts if any(counts) else []
 
     def build(
-        self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int], kv: KVPages
+        self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed: list[int], kv: KVPages
     ) -> StepPlan:
-        """Return the plan, with the copies due. It leaves out pages of sequences preempted later in this step."""
-        chunks = self.chunks
+        """Return the plan, with the copies due. It leaves out pages of sequences preempted later in this step.
+
+        `freed`: rows that no longer hold a sequence.
+        """
+        chunks, new_rows = self.chunks, tuple(self._new_rows)
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
         num_drafts = start_bounds = b""
         if self.drafts is not None:
@@ -285,26 +288,13 @@ class PlanBuilder:
             page_ids = pack_int32([page_id for _, page_id in pages])
         copy_src, copy_dst, copy_tiers = kv.copies.take() if kv.copies.src else (b"", b"", b"")
         state_loads, state_saves = kv.snapshots.take() if kv.snapshots is not None else (b"", b"")
+        freed_rows = pack_int32(freed) if freed else b""
+        window_pages = self._packed_window_pages() if self._window_pages else b""
+        # Keywords would cost half a microsecond. Each argument has its field's name instead, which a test compares.
         return StepPlan(
-            step_id,
-            rows,
-            start,
-            num_new,
-            samples,
-            tuple(self._new_rows),
-            page_rows,
-            page_counts,
-            page_ids,
-            copy_src,
-            copy_dst,
-            pack_int32(freed_rows) if freed_rows else b"",
-            self._packed_window_pages() if self._window_pages else b"",
-            num_drafts,
-            start_bounds,
-            copy_tiers,
-            state_loads,
-            state_saves,
-        )
+            step_id, rows, start, num_new, samples, new_rows, page_rows, page_counts, page_ids, copy_src, copy_dst,
+            freed_rows, window_pages, num_drafts, start_bounds, copy_tiers, state_loads, state_saves,
+        )  # fmt: skip
 
     def _packed_window_pages(self) -> bytes:
         return pack_int32(

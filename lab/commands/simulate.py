@@ -29,7 +29,7 @@ from penstock.config.argument_types import (
 )
 from penstock.config.flags import Flag, config_from, flags
 from penstock.config.parser import Parser
-from penstock.core.policies.registry import POLICIES, make_policy
+from penstock.core.scheduling.part import check_options
 from penstock.ipc.process import EXIT_CONFIG
 from penstock.lab.commands.plan import read_decoder
 from penstock.lab.planning.costs import BYTES, Costs
@@ -40,11 +40,17 @@ from penstock.lab.simulation.figures import curves
 from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
+from penstock.parts.batching.options import BatchingOptions
+from penstock.parts.policies.options import PolicyOptions
+from penstock.parts.policies.scheduler.registry import POLICIES
 from penstock.parts.recording.options import RecordingOptions
 
 _GROUPS = ("scheduler", "worker", "model")
+_WHOLE = ("scheduler", PolicyOptions.part, BatchingOptions.part)
+"""Groups of options that a simulation honours."""
+
 _BESIDE = {"max_model_len", "num_pages", "host_kv_gib", "step_trace"}
-"""Options outside the scheduler's group that a simulation honours."""
+"""Options outside of these groups that a simulation honours."""
 
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("TTFT p50, ms", ("ttft_ms", "p50"), "{:,.1f}"),
@@ -164,7 +170,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Config]:
         config = config_from(argparse.Namespace(**common | vars(own)), os.environ)
         if args.served:
             _check_served(config)
-        make_policy(config.scheduler.scheduling_policy)
+        check_options(config)
         if name.strip() in found:
             raise ConfigError(f"two configurations are called {name.strip()!r}")
         found[name.strip()] = config
@@ -175,12 +181,12 @@ def _check_served(config: Config) -> None:
     """Refuse what other people's options may not do here: write files and run modules."""
     if config.of(RecordingOptions).step_trace:
         raise ConfigError("--step-trace writes a file, which a simulation on a server may not")
-    if config.scheduler.scheduling_policy not in POLICIES:
+    if config.of(PolicyOptions).scheduling_policy not in POLICIES:
         raise ConfigError(f"--scheduling-policy must be {', '.join(POLICIES)} in a simulation on a server")
 
 
 def _is_simulated(flag: Flag) -> bool:
-    return flag.group == "scheduler" or flag.field in _BESIDE
+    return flag.group in _WHOLE or flag.field in _BESIDE
 
 
 def _told(machine: Machine, load: Load, results: Sequence[Result]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from math import inf
 
-from penstock.config import Config, SchedulerOptions
+from penstock.config import Config
 from penstock.core.engine.loop import STATS_INTERVAL
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.messages import (
@@ -80,7 +80,7 @@ class Simulator:
 
     def __init__(
         self,
-        options: SchedulerOptions,
+        config: Config,
         hello: WorkerHello,
         device: Device,
         timing: Timing,
@@ -92,8 +92,7 @@ class Simulator:
         encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
         """`requests`: the arrivals' messages, in order. `encode_seconds`: of an image, by its number of embeddings."""
-        self.scheduler = Scheduler.for_worker(Config(scheduler=options), hello)
-        self._options = options
+        self.scheduler = Scheduler.for_worker(config, hello)
         self._timing = timing
         self._arrivals = arrivals
         self._requests = requests

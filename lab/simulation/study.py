@@ -250,7 +250,7 @@ def compare(
         path = config.of(RecordingOptions).step_trace
         trace = StepTrace(path) if path else None
         simulator = Simulator(
-            config.scheduler,
+            config,
             hello,
             machine.device,
             machine.timing,

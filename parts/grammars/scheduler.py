@@ -22,7 +22,7 @@ from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import GRAMMAR
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import Message

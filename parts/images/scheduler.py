@@ -24,7 +24,8 @@ from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import IMAGE
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
-from penstock.core.sequences.intake import PART_BESIDE_PROMPTS, Refusal, WorkerLimits
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import ImageRef, ImageStats, Message
@@ -367,11 +368,23 @@ class NoImages(SchedulerPart):
         return NO_IMAGES if request.images else None
 
 
-def longest_image(limits: WorkerLimits) -> int:
-    """Most positions of an image that fit a chunk beside one token, and the draft tokens, of each row."""
-    num_tokens = limits.max_num_batched_tokens - limits.max_num_seqs
-    num_tokens -= limits.max_num_batched_tokens // PART_BESIDE_PROMPTS if limits.max_drafts else 0
-    return max(0, num_tokens)
+class WholeImages(SchedulerPart):
+    """For models in which the positions of an image attend to each other: chunks end before an image, or behind it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
+        return cls() if scheduler.limits.images_are_whole else None
+
+    def chunk_end(self, seq: Sequence, start: int, end: int, most: int) -> int:
+        for image in seq.request.images:
+            behind = image.start + image.length
+            if image.start < end < behind:
+                if image.start > start:
+                    return image.start
+                return behind if behind <= most else start
+        return end
 
 
 def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
@@ -383,11 +396,11 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
         if image.start < end or image.num_embeddings > image.length:
             return Refusal("internal", f"an image at position {image.start} overlaps the one before, or itself")
         end = image.start + image.length
-        if limits.images_are_whole and image.length > longest_image(limits):
+        if limits.images_are_whole and image.length > limits.longest_chunk:
             return Refusal(
                 "too_long",
                 f"an image takes {image.length} positions, which this model computes at once; "
-                f"at most {longest_image(limits)} fit a step",
+                f"at most {limits.longest_chunk} fit a step",
             )
     longest = max(image.length for image in images) if limits.images_are_whole else 0
     num_pages = -(-(num_prompt_tokens + 1) // limits.page_size)
@@ -403,4 +416,4 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
     return None
 
 
-PARTS = (ImageGate, NoImages)
+PARTS = (ImageGate, NoImages, WholeImages)

@@ -17,7 +17,7 @@ import structlog
 from penstock.core.engine.part import EnginePart
 from penstock.core.kv.cache_changes import CacheChanges, Tiered
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import CacheEvents, FrontendHello, ListCache, Message
 

@@ -13,7 +13,7 @@ from penstock.config import Config
 from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -30,12 +30,14 @@ from penstock.ipc.messages import (
     WindowGroup,
     WorkerHello,
 )
+from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
 from penstock.parts.disk.scheduler import DiskMoves
 from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers
 from penstock.parts.images.scheduler import ImageGate
+from penstock.parts.policies.options import PolicyOptions
 from tests.core.fake_worker import FakeWorker, Guess, Scores
 from tests.parts.disk.fake_disk import FakeDisk
 
@@ -180,9 +182,19 @@ def scores_in(table: TokenLogprobs) -> list[Scores]:
     ]
 
 
-def make_scheduler(options: SchedulerOptions, limits: WorkerLimits, *, peers: Peers | None = None) -> Scheduler:
+def make_config(**options: object) -> Config:
+    """Options of the scheduler, and of the parts that order its requests."""
+    of_policy, of_batching = (
+        {name: options.pop(name) for name in kind.__struct_fields__ if name in options}
+        for kind in (PolicyOptions, BatchingOptions)
+    )
+    config = Config(scheduler=SchedulerOptions(**options))  # type: ignore[arg-type]
+    return config.with_options(PolicyOptions(**of_policy), BatchingOptions(**of_batching))  # type: ignore[arg-type]
+
+
+def make_scheduler(config: Config, limits: WorkerLimits, *, peers: Peers | None = None) -> Scheduler:
     """`peers`: prefill engines, as `Arrivals` knows them."""
-    scheduler = Scheduler(Config(scheduler=options), limits)
+    scheduler = Scheduler(config, limits)
     if limits.max_drafts:
         scheduler.drafting.lengths = FixedLengths(limits.max_drafts)
     handovers = scheduler.parts.get(Handovers)
@@ -208,8 +220,9 @@ class Driver:
         max_drafts = 0 if guess is None else max_drafts
         self.limits = dataclasses.replace(limits or make_limits(), num_stages=num_stages, max_drafts=max_drafts)
         options = {"max_num_seqs": 4096, "max_num_batched_tokens": 1 << 20} | options
-        self.options = SchedulerOptions(**options)  # type: ignore[arg-type]
-        self.make_scheduler = partial(make_scheduler, self.options, peers=peers)
+        config = make_config(**options)
+        self.options = config.scheduler
+        self.make_scheduler = partial(make_scheduler, config, peers=peers)
         self.scheduler = self.make_scheduler(WorkerLimits.of(self.options, hello(self.limits)))
         self.guess = guess
         self.worker = FakeWorker(self.limits, guess)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import (
     FROM_HOST,

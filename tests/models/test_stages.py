@@ -14,7 +14,7 @@ from bench.shapes_folder import shape_folder
 from penstock.config import ConfigError
 from penstock.config.flags import config_from
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.core.scheduling.rows.decode_parts import DecodeParts
+from penstock.core.scheduling.decode_parts import DecodeParts
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.prefill_pace import chunk_for_stages
 from penstock.ipc.codec import unpack_int32

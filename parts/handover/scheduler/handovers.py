@@ -13,7 +13,8 @@ from penstock.core.kv.kv_pages import KVPages, Start
 from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import PREFILL
-from penstock.core.sequences.intake import Refusal, WorkerLimits
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk

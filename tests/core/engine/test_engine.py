@@ -13,7 +13,7 @@ import zmq
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from penstock.config import Config, IpcOptions, SchedulerOptions
+from penstock.config import Config, IpcOptions
 from penstock.config.parts import with_parts
 from penstock.core.__main__ import run
 from penstock.core.engine.loop import STATS_INTERVAL, Engine
@@ -45,7 +45,7 @@ from penstock.ipc.messages import (
 from penstock.ipc.parent import Parent
 from penstock.ipc.process import EXIT_CONFIG
 from penstock.parts.grammars.messages import PrepareGrammar
-from tests.core.driver import make_request
+from tests.core.driver import make_config, make_request
 from tests.parts.images.test_image_gate import image, shows
 
 PID = 4321
@@ -54,14 +54,14 @@ PID = 4321
 class Peers:
     """A frontend and a worker, which answers a plan only when the test says so."""
 
-    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None, **of_worker: object) -> None:
+    def __init__(self, folder: Path, config: Config | None = None, **of_worker: object) -> None:
         """`of_worker`: fields of its hello."""
         self._of_worker = of_worker
         options = IpcOptions(
             frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", max_heartbeat_interval=0.05
         )
         self.hung: list[int] = []
-        self.engine = Engine(Config(ipc=options, scheduler=scheduler or SchedulerOptions()), self.hung.append)
+        self.engine = Engine(replace(config or Config(), ipc=options), self.hung.append)
         self._watch = asyncio.create_task(self.engine.watch())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.to_frontend: asyncio.Queue[ToFrontend] = asyncio.Queue()
@@ -159,7 +159,7 @@ async def test_a_trial_that_cannot_begin_ends_the_worker(tmp_path: Path, monkeyp
 
 
 async def test_a_batch_begins_in_time_although_nothing_happens(tmp_path: Path) -> None:
-    peers = Peers(tmp_path, SchedulerOptions(batching="dynamic", max_num_seqs=2, batch_wait_ms=600))
+    peers = Peers(tmp_path, make_config(batching="dynamic", max_num_seqs=2, batch_wait_ms=600))
     await peers.ready()
     [owner] = peers.engine.frontends._heard
     peers.engine.changed = lambda: None  # type: ignore[method-assign]  # heartbeats do not plan: only the timer does
@@ -361,7 +361,7 @@ def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path)
 
 async def test_options_that_cannot_work_end_the_process_for_good() -> None:
     """By the code upon which nobody starts it again."""
-    config = Config(scheduler=SchedulerOptions(scheduling_policy="nowhere:Policy"))
+    config = make_config(scheduling_policy="nowhere:Policy")
     with capture_logs() as logged:
         assert await run(config, Parent(None), asyncio.Event(), asyncio.Event()) == EXIT_CONFIG
     assert ["--scheduling-policy nowhere:Policy" in line["reason"] for line in logged] == [True]

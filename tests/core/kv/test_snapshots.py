@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_trace
 from tests.faults.soak import sized

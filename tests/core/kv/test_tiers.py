@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.core.scheduling.invariants import check_invariants
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import FROM_HOST, TO_HOST, AddRequest, StepResult
 from tests.core.driver import Driver, make_limits, make_request

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.window_pages import WindowTable
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_trace

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.scheduling.scheduler import ScheduledStep
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import SequenceBill, StepPlan
 from tests.core.driver import PAGE_BYTES, Driver, SequenceName, make_limits, make_request

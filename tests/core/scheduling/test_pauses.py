@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.core.policies.registry import POLICIES
+from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.core.driver import Driver, make_limits, make_request
 
 

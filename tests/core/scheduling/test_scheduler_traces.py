@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
 from penstock.parts.grammars.scheduler import MAX_BYTES

@@ -156,7 +156,7 @@ class StagedEngine(Engine):
 
 def start_limits(config: Config, hello: Any) -> Any:
     """Of the scheduler."""
-    from penstock.core.sequences.intake import WorkerLimits
+    from penstock.core.sequences.limits import WorkerLimits
 
     return WorkerLimits.of(config.scheduler, hello)
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from penstock.config.options import BatchingName
-from penstock.core.policies.registry import POLICIES
 from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.parts.batching.options import BatchingName
+from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from penstock.config.groups.scheduling import BatchingName
-from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.parts.batching.options import BatchingName
+from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

@@ -4,12 +4,15 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from msgspec.structs import replace
+
+from penstock.config import WorkerOptions
 from penstock.lab.simulation.arrivals import Arrival
 from penstock.lab.simulation.device import Device, StepShape, Timing
 from penstock.lab.simulation.simulator import Simulator
 from penstock.lab.simulation.study import Load, Machine
 from penstock.parts.recording.scheduler.step_trace import StepTrace
+from tests.core.driver import make_config
 
 
 class KnownDevice(NamedTuple):
@@ -59,14 +62,10 @@ def simulator(
     **options: object,
 ) -> Simulator:
     on = on or machine()
-    config = Config(
-        scheduler=SchedulerOptions(**options),  # type: ignore[arg-type]
-        worker=WorkerOptions(num_pages=num_pages, host_kv_gib=host_kv_gib),
-        model=ModelOptions(),
-    )
+    config = replace(make_config(**options), worker=WorkerOptions(num_pages=num_pages, host_kv_gib=host_kv_gib))
     requests = Load(arrivals).requests(on)
     return Simulator(
-        *(config.scheduler, on.hello(config), on.device, on.timing, arrivals, requests),
+        *(config, on.hello(config), on.device, on.timing, arrivals, requests),
         seed=seed,
         trace=trace,
         encode_seconds=None if on.tower is None else on.tower.costs.seconds,

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from penstock.config import Config, ConfigError, SchedulerOptions, WorkerOptions
 from penstock.config.step_limits import StepLimits
-from penstock.core.batching.registry import KINDS
-from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.lab.simulation.arrivals import Arrival, Targets
 from penstock.lab.simulation.device import Timing
 from penstock.lab.simulation.figures import figures
 from penstock.lab.simulation.simulator import Simulator
+from penstock.parts.batching.scheduler.registry import KINDS
+from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.lab.simulation.loads import KnownDevice, machine, simulator
 
 TIMING = Timing(

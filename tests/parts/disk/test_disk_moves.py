@@ -14,7 +14,7 @@ import pytest
 
 import tests.core.driver
 from penstock.core.kv.disk_tier import DiskTier
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.parts.disk import scheduler as disk_moves
 from penstock.parts.disk.messages import DiskContents
 from penstock.parts.disk.scheduler import DiskMoves

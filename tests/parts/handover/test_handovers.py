@@ -16,7 +16,7 @@ import pytest
 
 import tests.core.driver
 from penstock.core.scheduling.invariants import check_invariants
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import AbortRequest, AddRequest, HandoverReleased, HandoverTaken, KVSource, SequenceDelta
 from penstock.parts.handover.messages import KVReceived, OfferKV, ReceiveKV, StopReceivingKV

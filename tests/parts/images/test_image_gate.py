@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.core.scheduling.step_record import DISK, IMAGE
 from penstock.core.scheduling.suspects import suspect_ids
-from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
 from penstock.parts.disk import scheduler as disk_moves

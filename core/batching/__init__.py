@@ -1,1 +1,0 @@
-"""Part of Penstock; see docs/architecture.md."""

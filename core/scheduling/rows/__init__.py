@@ -1,1 +1,0 @@
-"""What each step computes: pure decisions, without IO, clock or tensors."""

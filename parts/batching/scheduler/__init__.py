@@ -1,0 +1,5 @@
+"""Batches in the scheduler's process."""
+
+from penstock.parts.batching.scheduler.batches import Batches
+
+PARTS = (Batches,)

@@ -1,0 +1,1 @@
+"""Orders of requests other than first come, first served."""
