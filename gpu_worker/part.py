@@ -50,6 +50,11 @@ class WorkerPart:
         return False
 
     @classmethod
+    def needs_shared_pages(cls, config: Config) -> bool:
+        """Whether other processes read pages, so that they must be in memory that can be shared."""
+        return False
+
+    @classmethod
     def of(cls, context: Context) -> "WorkerPart | None":
         """The part as this worker has it; None if it has no use for it.
 

@@ -13,16 +13,7 @@ works without it: `penstock.config.parts` finds what is here by the names below,
 """
 
 NAMES = (
-    "grammars",
-    "disk",
-    "images",
-    "handover",
-    "pooling",
-    "experts",
-    "policies",
-    "batching",
-    "routing",
-    "recording",
-    "watching",
-)
+    "grammars", "disk", "images", "handover", "pooling", "experts", "policies", "batching", "routing", "recording",
+    "watching", "open_inference",
+)  # fmt: skip
 """The parts, in the order in which they are asked."""

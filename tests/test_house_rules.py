@@ -33,11 +33,6 @@ PART_MAY_IMPORT = {
     "messages": {"ipc"},
 }
 """File of a part, named after its process -> what it may import besides its own part."""
-ON_THE_WAY = {
-    "gpu_worker/handover": {"handover"},
-    "gpu_worker/startup": {"disk", "handover"},
-}
-"""File or folder of the spine that is going to lie in parts -> those parts, which it may import until then."""
 FLOORS = {
     "core": ("kv", "sequences", "steps", "scheduling", "engine", "launch"),
     "frontend": (
@@ -68,12 +63,6 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or ""
 
 
-def own_parts(path: Path) -> set[str]:
-    """The parts in which a file of the spine is going to lie, as modules without `penstock.`."""
-    name = str(path.relative_to(ROOT)) + "/"
-    return {f"parts.{part}" for place, own in ON_THE_WAY.items() if name.startswith(place + "/") for part in own}
-
-
 PACKAGES = sources("penstock", *MAY_IMPORT, "bench", "demo", "deploy", "lab")
 
 
@@ -90,7 +79,7 @@ def test_source_file(path: Path) -> None:
             assert root not in {"torch", "transformers", "triton"}, f"{path} imports {name}"
         if root == "penstock" and folder in MAY_IMPORT:
             target = name.removeprefix("penstock.")
-            allowed = MAY_IMPORT[folder] | {folder} | own_parts(path)
+            allowed = MAY_IMPORT[folder] | {folder}
             assert any(target == a or target.startswith(a + ".") for a in allowed), f"{path} imports {name}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):  # python -O takes it away: it may state what is so, and not make it so

@@ -17,7 +17,6 @@ from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, PoolSize, kv_na
 from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.models.state_limits import num_snapshots
-from penstock.parts.handover.options import HandoverOptions
 
 log = structlog.get_logger()
 
@@ -70,7 +69,7 @@ def make_pool(config: Config, loaded: Loaded, plan: PoolPlan, *, has_dummy_page:
         loaded.kv_type,
         device,
         has_dummy_page=has_dummy_page,
-        is_shared=bool(config.of(HandoverOptions).role),
+        is_shared=any(kind.needs_shared_pages(config) for kind in brought("worker", WorkerPart)),
         states=state_slots(loaded.part, config.scheduler.max_num_seqs + 1, device, plan.num_snapshots),
     )
 

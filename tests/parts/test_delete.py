@@ -15,11 +15,8 @@ from penstock.config.part_options import part_options
 from penstock.parts import NAMES
 from tests.e2e.servers import serving
 from tests.faults.soak import IS_SOAK
-from tests.test_house_rules import ON_THE_WAY
 
 HIDING = Path(__file__).parent / "hiding"
-NOT_YET = set[str]().union(*ON_THE_WAY.values())
-"""Parts that files of the spine still import."""
 
 
 def without(*names: str) -> dict[str, str]:
@@ -52,12 +49,10 @@ async def answers_without(*names: str) -> None:
 
 
 async def test_a_chat_request_is_answered_without_any_part() -> None:
-    await answers_without(*(name for name in NAMES if name not in NOT_YET))
+    await answers_without(*NAMES)
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="a server for each part: PENSTOCK_SOAK=1")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xfail(strict=True)) if name in NOT_YET else name for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_chat_request_is_answered_without_it(name: str) -> None:
     await answers_without(name)

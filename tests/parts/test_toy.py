@@ -1,5 +1,6 @@
 """A part of another distribution, from its options to what clients see of it."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -18,9 +19,22 @@ async def test_a_part_of_another_distribution_serves(tmp_path: Path) -> None:
         aiohttp.ClientSession() as session,
     ):
         async with session.get(f"{server.url}/toy") as answer:
-            assert await answer.json() == {"words": ["hi", "hi"], "is_started": True}
+            assert await answer.json() == {"words": ["hi", "hi"], "is_started": True, "num_left": 0}
         async with session.get(f"{server.url}/openapi.json") as answer:
             assert "/toy" in (await answer.json())["paths"]
         metrics = await server.settled(session)  # there is a report of the engine then
         assert metrics["toy_words_total"] == 2
         assert metrics["toy_rows"] == metrics["penstock_num_rows"] > 0
+        body = {"model": "penstock-demo", "prompt": "One", "max_tokens": 2}
+        async with session.post(f"{server.url}/v1/completions", json=body) as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(60):
+            while await num_left(session, server.url) != 1:  # noqa: ASYNC110 - by scheduler, worker, engine
+                await asyncio.sleep(0.05)
+
+
+async def num_left(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/toy") as answer:
+        said = await answer.json()
+    count: int = said["num_left"]
+    return count

@@ -34,6 +34,10 @@ class Handover(WorkerPart):
     orders = (OfferKV, WithdrawKV, ReceiveKV, StopReceivingKV)
 
     @classmethod
+    def needs_shared_pages(cls, config: Config) -> bool:
+        return bool(config.of(HandoverOptions).role)
+
+    @classmethod
     def of(cls, context: Context) -> "Handover | None":
         if not context.config.of(HandoverOptions).role:
             return None

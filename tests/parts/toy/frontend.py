@@ -1,4 +1,4 @@
-"""In a frontend: a route, and what it counts."""
+"""In a frontend: a route, what it counts, and what engines tell it."""
 
 from typing import Self
 
@@ -9,6 +9,7 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.part import FrontendPart
+from tests.parts.toy.messages import ToyTold
 from tests.parts.toy.options import ToyOptions
 
 
@@ -17,6 +18,7 @@ class Said(msgspec.Struct):
 
     words: list[str]
     is_started: bool
+    num_left: int  # requests that have left, as workers count them
 
 
 async def say(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -31,8 +33,10 @@ class Toy(FrontendPart):
     routes = (Route("GET", "/toy", say, "A word", Said, errors=(500,)),)
 
     def __init__(self, service: Service) -> None:
+        self._service = service
         self._options = service.config.of(ToyOptions)
         self._is_started = False
+        self._num_left = 0
         self._num_said = Counter("toy_words", "Words that were said.", registry=service.metrics.registry)
 
     @classmethod
@@ -41,11 +45,16 @@ class Toy(FrontendPart):
 
     async def start(self) -> None:
         self._is_started = True
+        for link in self._service.engine.links:
+            link.listeners[ToyTold] = self._on_told
+
+    def _on_told(self, message: ToyTold) -> None:
+        self._num_left = message.num_requests
 
     def say(self) -> Said:
         words = [self._options.toy_word] * self._options.toy_times
         self._num_said.inc(len(words))
-        return Said(words, self._is_started)
+        return Said(words, self._is_started, self._num_left)
 
 
 PARTS = (Toy,)

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol, as KServe's probes and clients expect it."""
