@@ -9,7 +9,7 @@ Directions (in `frontend.py` and `worker.py`; `base.py` has what both share, `im
 
     frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ResumeRequest,
                              Heartbeat, Goodbye, ResetPrefixCache, ListRequests, ListCache, DrainEngine,
-                             NoteCulprit; WatchSteps, ListPages, ListPrefixes, ShowLife (`watching.py`)
+                             NoteCulprit
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, ExpertLoad,
                              CacheEvents, RequestList, SayHello, Refused, Heartbeat
     worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
@@ -89,29 +89,6 @@ from penstock.ipc.messages.images import (
     PixelType,
     RowImage,
 )
-from penstock.ipc.messages.watching import (
-    CACHED,
-    FREE,
-    HELD,
-    OWNED,
-    SHARED,
-    EventKind,
-    InRow,
-    ListPages,
-    ListPrefixes,
-    PageMap,
-    PageRuns,
-    Picture,
-    PrefixNode,
-    PrefixTree,
-    RequestLife,
-    SequenceEvent,
-    ShowLife,
-    Waiting,
-    WatchedStep,
-    WatchedSteps,
-    WatchSteps,
-)
 from penstock.ipc.messages.worker import (
     FROM_HOST,
     ON_DEVICE,
@@ -166,31 +143,22 @@ __all__ = [
     "ImageKey",
     "ImageRef",
     "ImageStats",
-    "InRow",
     "KVSource",
     "LayerLoad",
     "ListCache",
-    "ListPages",
-    "ListPrefixes",
     "ListRequests",
     "Message",
     "NewRow",
     "NoteCulprit",
-    "PageMap",
-    "PageRuns",
     "PauseRequest",
-    "Picture",
     "PixelRef",
     "PixelTensor",
     "PixelType",
     "Pooling",
     "PoolingKind",
-    "PrefixNode",
-    "PrefixTree",
     "Probe",
     "ProfileSteps",
     "Refused",
-    "RequestLife",
     "RequestList",
     "RequestState",
     "ResetPrefixCache",
@@ -202,12 +170,10 @@ __all__ = [
     "SayHello",
     "SequenceBill",
     "SequenceDelta",
-    "SequenceEvent",
     "SequenceProgress",
     "SequenceStatus",
     "SetRole",
     "ShortText",
-    "ShowLife",
     "SnapshotStats",
     "StepPlan",
     "StepResult",
@@ -217,11 +183,7 @@ __all__ = [
     "TokenBatch",
     "TokenColumns",
     "TokenLogprobs",
-    "Waiting",
     "WaitingTenant",
-    "WatchSteps",
-    "WatchedStep",
-    "WatchedSteps",
     "Welcome",
     "WindowGroup",
     "WorkerFailed",
@@ -245,10 +207,6 @@ FromFrontend = (
     | Probe
     | HandoverTaken
     | SetRole
-    | WatchSteps
-    | ListPages
-    | ListPrefixes
-    | ShowLife
 )
 ToFrontend = (
     EngineReady
@@ -262,10 +220,6 @@ ToFrontend = (
     | Refused
     | Heartbeat
     | HandoverReleased
-    | WatchedSteps
-    | PageMap
-    | PrefixTree
-    | RequestLife
 )
 FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
 ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | ProfileSteps

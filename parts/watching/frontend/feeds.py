@@ -20,8 +20,8 @@ import msgspec
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import Unavailable
 from penstock.frontend.exchange import sse
-from penstock.ipc.messages import WatchedSteps, WatchSteps
 from penstock.parts.watching.frontend.told import StepReader
+from penstock.parts.watching.messages import WatchedSteps, WatchSteps
 
 LEASE, RENEWAL = 10.0, 3.0
 """Seconds for which an engine goes on without being asked again, and after which it is asked again."""

@@ -11,9 +11,9 @@ from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import EngineNotFound, InvalidParameter, RequestNotFound, Unavailable
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.ipc.messages import ListPages, ListPrefixes, PageMap, PrefixTree, RequestLife, ShowLife
 from penstock.parts.watching.frontend import told
 from penstock.parts.watching.frontend.feeds import MAX_HOLD_SECONDS, PAST_SECONDS, StepFeed, Watch, feed_of
+from penstock.parts.watching.messages import ListPages, ListPrefixes, PageMap, PrefixTree, RequestLife, ShowLife
 
 _ANSWER_SECONDS = 20.0
 _KEEP_ALIVE_SECONDS = 15.0

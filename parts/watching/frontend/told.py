@@ -5,21 +5,6 @@ from itertools import groupby
 
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.codec import unpack_int32
-from penstock.ipc.messages import (
-    CACHED,
-    FREE,
-    HELD,
-    OWNED,
-    SHARED,
-    PageMap,
-    PageRuns,
-    Picture,
-    PrefixTree,
-    RequestLife,
-    SequenceEvent,
-    WatchedStep,
-    WatchedSteps,
-)
 from penstock.parts.watching.frontend.shapes import (
     EventShape,
     LifeShape,
@@ -33,6 +18,21 @@ from penstock.parts.watching.frontend.shapes import (
     StepsShape,
     TierShape,
     WaitingShape,
+)
+from penstock.parts.watching.messages import (
+    CACHED,
+    FREE,
+    HELD,
+    OWNED,
+    SHARED,
+    PageMap,
+    PageRuns,
+    Picture,
+    PrefixTree,
+    RequestLife,
+    SequenceEvent,
+    WatchedStep,
+    WatchedSteps,
 )
 
 _STATES = {FREE: "free", CACHED: "cached", SHARED: "shared", HELD: "held"}

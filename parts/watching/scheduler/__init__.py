@@ -8,17 +8,8 @@ from penstock.core.engine.part import EnginePart, Steering
 from penstock.core.scheduling.scheduler import ScheduledStep
 from penstock.core.sequences.intake import Refusal
 from penstock.ipc.channel import PeerId
-from penstock.ipc.messages import (
-    AddRequest,
-    ListPages,
-    ListPrefixes,
-    SequenceDelta,
-    ShowLife,
-    StepResult,
-    TokenBatch,
-    WatchSteps,
-)
-from penstock.ipc.messages.watching import Question
+from penstock.ipc.messages import AddRequest, SequenceDelta, StepResult, TokenBatch
+from penstock.parts.watching.messages import ListPages, ListPrefixes, Question, ShowLife, WatchSteps
 from penstock.parts.watching.scheduler.feed import Feed
 from penstock.parts.watching.scheduler.watchers import Watchers
 

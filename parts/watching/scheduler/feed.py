@@ -19,19 +19,14 @@ from penstock.ipc.messages import (
     TO_HOST,
     AbortRequest,
     AddRequest,
-    InRow,
     PauseRequest,
-    Picture,
     ResumeRequest,
     SequenceDelta,
-    SequenceEvent,
     StepPlan,
     StepResult,
     TokenBatch,
-    Waiting,
-    WatchedStep,
-    WatchedSteps,
 )
+from penstock.parts.watching.messages import InRow, Picture, SequenceEvent, Waiting, WatchedStep, WatchedSteps
 from penstock.parts.watching.scheduler.bucket import Bucket
 from penstock.parts.watching.scheduler.lives import Lives
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.core.scheduling.step_record import IN_LINE, JUST_CAME
-from penstock.ipc.messages import RequestLife, SequenceEvent, Waiting
+from penstock.parts.watching.messages import RequestLife, SequenceEvent, Waiting
 
 MAX_REQUESTS, MAX_FIRST_EVENTS, MAX_LAST_EVENTS, MAX_WAITS = 512, 64, 192, 8192
 

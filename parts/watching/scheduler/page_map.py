@@ -17,7 +17,7 @@ from penstock.core.kv.kv_pages import KVPages
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.sequence import Sequence
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import CACHED, FREE, HELD, OWNED, SHARED, PageMap, PageRuns
+from penstock.parts.watching.messages import CACHED, FREE, HELD, OWNED, SHARED, PageMap, PageRuns
 
 MAX_CELLS = 4096
 MAX_OWNERS = 2048

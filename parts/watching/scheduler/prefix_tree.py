@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.core.kv.page_pool import CacheNode, PrefixCache
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.ipc.messages import ListPrefixes, PrefixNode, PrefixTree
+from penstock.parts.watching.messages import ListPrefixes, PrefixNode, PrefixTree
 
 MAX_TOKENS_SHOWN = 64
 MAX_NODES_LOOKED_AT = 500_000

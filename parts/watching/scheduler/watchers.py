@@ -13,8 +13,8 @@ from typing import Protocol
 
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.channel import PeerId
-from penstock.ipc.messages import ListPages, Message, ShowLife, WatchSteps
-from penstock.ipc.messages.watching import Answer, Question
+from penstock.ipc.messages import Message
+from penstock.parts.watching.messages import Answer, ListPages, Question, ShowLife, WatchSteps
 from penstock.parts.watching.scheduler.feed import Feed
 from penstock.parts.watching.scheduler.page_map import page_map
 from penstock.parts.watching.scheduler.prefix_tree import Clock, prefix_tree

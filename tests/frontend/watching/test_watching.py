@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import (
+from penstock.ipc.messages import Message
+from penstock.parts.watching.frontend.told import id_of, key_of, ranges
+from penstock.parts.watching.messages import (
     CACHED,
     FREE,
     OWNED,
     InRow,
     ListPages,
     ListPrefixes,
-    Message,
     PageMap,
     PageRuns,
     Picture,
@@ -29,7 +30,6 @@ from penstock.ipc.messages import (
     WatchedSteps,
     WatchSteps,
 )
-from penstock.parts.watching.frontend.told import id_of, key_of, ranges
 from tests.frontend.http_client import Response, error_of, get
 from tests.frontend.live_server import LiveServer
 

@@ -12,23 +12,19 @@ import pytest
 from penstock.core.scheduling.scheduler import ScheduledStep, Scheduler
 from penstock.ipc.channel import PeerId
 from penstock.ipc.codec import Codec, pack_int32, unpack_int32
-from penstock.ipc.messages import (
+from penstock.ipc.messages import AbortRequest, AddRequest, Message, StepResult, ToFrontend
+from penstock.parts.watching.messages import (
     CACHED,
     FREE,
     HELD,
     OWNED,
     SHARED,
-    AbortRequest,
-    AddRequest,
     ListPages,
     ListPrefixes,
-    Message,
     PageMap,
     PrefixTree,
     RequestLife,
     ShowLife,
-    StepResult,
-    ToFrontend,
     WatchedSteps,
     WatchSteps,
 )

@@ -213,3 +213,6 @@ class RequestLife(AnyAnswer, frozen=True):
 
 Question = ListPages | ListPrefixes | ShowLife
 Answer = PageMap | PrefixTree | RequestLife
+
+FROM_FRONTEND = (WatchSteps, ListPages, ListPrefixes, ShowLife)
+TO_FRONTEND = (WatchedSteps, PageMap, PrefixTree, RequestLife)
