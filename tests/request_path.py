@@ -21,7 +21,7 @@ from tests.e2e.servers import serving, stream
 from tests.internal_fields import internal
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("config", "core", "frontend", "gpu_worker", "ipc", "kernels", "models")
+FOLDERS = ("config", "core", "frontend", "gpu_worker", "ipc", "kernels", "models", "parts")
 
 _HOOK = """
 import os, socket, sys, threading

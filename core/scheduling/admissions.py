@@ -43,7 +43,10 @@ class Admissions:
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
     def hold(self) -> None:
-        """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever."""
+        """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever.
+
+        This holds the whole queue; `WaitingQueue.hold` sets one request aside, `KVPages.hold` protects cached pages.
+        """
         self._is_held = True
 
     @property
@@ -82,7 +85,7 @@ class Admissions:
         return self._num_new_pages(seq, start), max(0, num_available - self._headroom())
 
     def sequence_left(self) -> None:
-        """A sequence has ended: there may be room now, and another head."""
+        """A sequence has ended or is paused: there may be room now, and another head."""
         self._is_held = False
         self._blocked = None
 

@@ -9,7 +9,10 @@ _by_order = attrgetter("order")
 
 
 class Policy:
-    """First come, first served; the base of all other orders, which a part may bring (`SchedulerPart.policy`)."""
+    """First come, first served; the base of all other orders, which a part may bring (`SchedulerPart.policy`).
+
+    `Policy` in `parts/policies/` derives from it, and has the methods for keys.
+    """
 
     preempts = False
     """Whether a waiting sequence takes the row of a running one that is on a greater level."""

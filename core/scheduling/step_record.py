@@ -1,4 +1,6 @@
-"""The scheduler's part of the step trace: what a step does and why. Created only while a trace is written.
+"""What a step does and why, for the step trace and others; and the kinds of reasons for which requests wait.
+
+A `StepRecord` is made only while somebody wants it; which sequences came and were preempted is always noted.
 
 A sequence is named by its request id and its index.
 """

@@ -23,7 +23,10 @@ _MAX_SUSPECTED = 1024
 
 
 class Trials:
-    """The suspects of a scheduler's gates. Pure bookkeeping: a gate asks `is_suspected` before it orders anything."""
+    """The suspects of a scheduler's gates, the parts whose `admits` waits for the worker (`GrammarGate`, `ImageGate`).
+
+    Pure bookkeeping: a gate asks `is_suspected` before it orders anything.
+    """
 
     __slots__ = ("_order", "_suspected", "at_end", "current", "is_unsure")
 

@@ -8,6 +8,8 @@ By share: rows of long sequences rarely become free, and one tenant could keep a
 So a tenant without a row takes one from the tenant with the most rows, and a group without a row takes one from the
 largest group of its tenant, if the loser has many rows, and more than its share. The sequence that has had its row for
 the longest time yields. It goes to the end of the line, so that all sequences make progress.
+
+For the pages of running sequences, `launches.py` decides who loses its own; it preempts here, too (`Yielding.preempt`).
 """
 
 from collections.abc import Callable
@@ -96,9 +98,10 @@ class Yielding:
         self._nobody_yields_to = state
 
     def preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
-        """Take back a running sequence's pages.
+        """Take back a running sequence's row and pages, and put it back into the queue.
 
-        Its settled full pages stay in the prefix cache, or are copied to the host before they can be overwritten.
+        Its tokens are kept. Its settled full pages stay in the prefix cache, or are copied to the host before they can
+        be overwritten. Results in flight for it are dropped.
         """
         self._totals.num_preemptions += 1
         assert seq.account is not None

@@ -126,7 +126,7 @@ class WaitingQueue:
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that it
     does not hold up those behind it. The same holds for one that must wait until it is known which request crashed a
     worker.
-    A request whose grammar is not ready is held until it is released.
+    A request for which a part awaits something, such as its grammar, is held until the part releases it.
     A request whose client does not read is paused: it does not count as waiting until it resumes.
     Outdated entries of `_returning` are dropped when they reach the top, or all at once when they are the majority.
     """

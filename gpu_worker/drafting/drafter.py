@@ -39,7 +39,8 @@ class Traits(NamedTuple):
     """Whether `computed` gets hidden states."""
 
     num_taps: int = 0
-    """If not 0, `computed` gets the inputs of this many layers in place of the final hidden states; see `Model.tap`."""
+    """If not 0, `computed` gets the inputs of this many layers in place of the final hidden states
+    (`HandsOutLayers.tap`)."""
 
     guesses_ahead: bool = False
     """Whether it can guess what follows tokens that the model has not computed yet, such as those that a grammar

@@ -90,8 +90,8 @@ class GrammarGate(SchedulerPart):
         self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
         self.messages: Messages = []  # for the worker, until they are taken
         self.trials = trials
-        trials.at_end.append(self._ask_again)
         """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
+        trials.at_end.append(self._ask_again)
 
     def __len__(self) -> int:
         return len(self._live)
