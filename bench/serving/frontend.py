@@ -25,6 +25,7 @@ import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
+from penstock.config.parts import with_parts
 from penstock.ipc import process
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, pack_int32
@@ -90,7 +91,8 @@ class Feeder:
     """The fake scheduler: one token per stream and step."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, token_ids: list[int]) -> None:
-        self._router: Router[FromFrontend] = Router(context, address, Codec(FromFrontend), self._on_message)
+        codec: Codec[FromFrontend] = Codec(with_parts(FromFrontend, "FROM_FRONTEND"))
+        self._router: Router[FromFrontend] = Router(context, address, codec, self._on_message)
         self._token_ids = token_ids
         self._requests: list[str] = []
         self._added = asyncio.Semaphore(0)

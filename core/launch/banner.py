@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.config import Config, FrontendOptions, channel_keys
+from penstock.config.parts import with_parts
 from penstock.config.sizes import size
 from penstock.config.slow_kernels import slow_kernels
 from penstock.ipc.addresses import addresses_in
@@ -51,7 +52,7 @@ class Banner:
             self._context,
             addresses_in(config.ipc.frontend_address)[0],
             "penstock-supervisor",
-            Codec(ToFrontend),
+            Codec(with_parts(ToFrontend, "TO_FRONTEND")),
             self._on_message,
             channel_keys(config),
         )

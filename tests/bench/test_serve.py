@@ -27,20 +27,23 @@ async def bench(behaviour: Behaviour, tmp_path: Path, *flags: str) -> tuple[int,
     return code, json.loads(saved.read_bytes()) if saved.exists() else {}
 
 
+def on_any_machine(delay: float) -> object:
+    """Equal to a time that has this delay in it: a busy machine adds to it, and takes nothing away."""
+    return pytest.approx(delay * 2, abs=delay * 1.02)
+
+
 async def test_latencies_are_those_of_the_server(tmp_path: Path) -> None:
     behaviour = Behaviour(first_after=0.1, gap=0.03)
     code, saved = await bench(behaviour, tmp_path, "--num-requests", "12", "--concurrency", "4", "--output-len", "6")
     assert code == 0
     summary = saved["summary"]
     assert summary["num_failed"] == 0
-    assert summary["ttft_ms"]["p50"] == pytest.approx(100, abs=25)
-    assert summary["itl_ms"]["p50"] == pytest.approx(30, abs=8)
-    assert summary["tpot_ms"]["p50"] == pytest.approx(30, abs=8)
-    assert summary["e2e_ms"]["p50"] == pytest.approx(250, abs=50)
+    for name, milliseconds in {"ttft_ms": 100, "itl_ms": 30, "tpot_ms": 30, "e2e_ms": 250}.items():
+        assert summary[name]["p50"] == on_any_machine(milliseconds), name
     assert summary["num_output_tokens"] == 72
     assert summary["num_prompt_tokens"] == 12 * 11
     assert summary["num_cached_tokens"] == 12 * 4
-    assert summary["duration_s"] == pytest.approx(3 * 0.25, abs=0.2)
+    assert summary["duration_s"] == on_any_machine(3 * 0.25)
     assert behaviour.most_in_flight == 4
     assert len(saved["requests"]) == 12
 

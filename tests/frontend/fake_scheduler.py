@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 import zmq
 
+from penstock.config.parts import with_parts
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -94,7 +95,8 @@ class FakeScheduler:
         takes_images: bool = False,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.router: Router[FromFrontend] = Router(self._context, address, Codec(FromFrontend), self._on_message)
+        codec: Codec[FromFrontend] = Codec(with_parts(FromFrontend, "FROM_FRONTEND"))
+        self.router: Router[FromFrontend] = Router(self._context, address, codec, self._on_message)
         self.address = self.router.address
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len

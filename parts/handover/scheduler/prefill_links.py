@@ -15,6 +15,7 @@ import structlog
 import zmq
 
 from penstock.config import Config
+from penstock.config.parts import with_parts
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.key_file import ChannelKeys
@@ -182,7 +183,7 @@ class _Link:
             links.context,
             address,
             "decode-engine",
-            Codec(ToFrontend),
+            Codec(with_parts(ToFrontend, "TO_FRONTEND")),
             lambda message: links.hear(self, message),
             links.keys,
             on_broken=lambda: links.broke(self),

@@ -50,6 +50,8 @@ from tests.parts.images.test_image_gate import image, shows
 
 PID = 4321
 
+TO_US: Codec[ToFrontend] = Codec(with_parts(ToFrontend, "TO_FRONTEND"))
+
 
 class Peers:
     """A frontend and a worker, which answers a plan only when the test says so."""
@@ -67,7 +69,11 @@ class Peers:
         self.to_frontend: asyncio.Queue[ToFrontend] = asyncio.Queue()
         self.to_worker: asyncio.Queue[ToWorker] = asyncio.Queue()
         self.frontend: Dealer[ToFrontend] = Dealer(
-            self._context, options.frontend_address, "f", Codec(ToFrontend), self.to_frontend.put_nowait
+            self._context,
+            options.frontend_address,
+            "f",
+            TO_US,
+            self.to_frontend.put_nowait,
         )
         self.worker: Dealer[ToWorker] = self.new_worker()
         self.frontend.send(FrontendHello(PROTOCOL_VERSION, "f", "m"))
@@ -277,9 +283,7 @@ async def test_a_result_that_makes_no_sense_ends_the_worker_alone(
 async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     engine, told = peers.engine, asyncio.Queue[object]()
-    stranger: Dealer[ToFrontend] = Dealer(
-        context, engine.frontends.channel.address, "x", Codec(ToFrontend), told.put_nowait
-    )
+    stranger: Dealer[ToFrontend] = Dealer(context, engine.frontends.channel.address, "x", TO_US, told.put_nowait)
     other: Dealer[ToWorker] = Dealer(
         context, engine.workers.channel.address, "x", Codec(with_parts(ToWorker, "TO_WORKER")), told.put_nowait
     )
@@ -308,7 +312,11 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     plan = await peers.plan()
     told: asyncio.Queue[ToFrontend] = asyncio.Queue()
     other: Dealer[ToFrontend] = Dealer(
-        context, peers.engine.frontends.channel.address, "g", Codec(ToFrontend), told.put_nowait
+        context,
+        peers.engine.frontends.channel.address,
+        "g",
+        TO_US,
+        told.put_nowait,
     )
     other.send(FrontendHello(PROTOCOL_VERSION, "g", "m"))
     other.send(meddle)

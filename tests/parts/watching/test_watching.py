@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from penstock.config.parts import with_parts
 from penstock.core.scheduling.scheduler import ScheduledStep, Scheduler
 from penstock.ipc.channel import PeerId
 from penstock.ipc.codec import Codec, pack_int32, unpack_int32
@@ -199,7 +200,7 @@ def test_never_more_bytes_a_second_than_the_bound(monkeypatch: pytest.MonkeyPatc
     driver.seconds = 0.0
     driver.watch()
     began = driver.now
-    codec: Codec[Any] = Codec(ToFrontend)
+    codec: Codec[Any] = Codec(with_parts(ToFrontend, "TO_FRONTEND"))
     told = busy(driver, 1500, 0.001)
     seconds = driver.now - began
     sizes = [len(codec.encode(each)) for each in told]
