@@ -16,7 +16,7 @@ class ShortestJobFirst(Policy):
     Requests of about equal work (within a factor of the square root of two) are one class, in which tenants take turns.
     A running request never loses its row to a shorter job.
 
-    The prediction is made when a request arrives (`work.py`, `lengths.py`).
+    The prediction is made when a request arrives (`work.py`, `core/sequences/output_lengths.py`).
 
     The bound: a request that has waited for `max_delay` seconds comes before all classes.
     """
