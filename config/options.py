@@ -133,7 +133,7 @@ def validate(config: Config) -> Config:
         admin_address = config.frontend.admin_address
     except ValueError as error:
         raise ConfigError(f"--admin-port {config.frontend.admin_port!r}: {error}") from None
-    if admin_address is not None and admin_address[1] == config.frontend.port:
+    if admin_address is not None and 0 < admin_address[1] == config.frontend.port:
         raise ConfigError(f"--admin-port ({config.frontend.admin_port}) must be another port than --port")
     if problem := problem_with_observers(config.frontend):
         raise ConfigError(problem)

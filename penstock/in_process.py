@@ -13,9 +13,9 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
 from penstock.config import Config, ConfigError
-from penstock.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.start import start
@@ -57,11 +57,12 @@ class InProcessEngine:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
         began = time.perf_counter()
-        if config.parallel != ParallelOptions():
-            raise ConfigError(
-                "tensor_parallel_size and the options like it: an engine in process has one worker; `penstock serve` "
-                "and `AsyncLLM` start several"
-            )
+        for options in (config.parallel, *(each for each in config.of_parts() if each.beside == "parallel")):
+            if surplus := set(asdict(options).items()) - set(asdict(type(options)()).items()):
+                raise ConfigError(
+                    f"{min(surplus)[0]}: an engine in process is alone, and has one worker; `penstock serve` and "
+                    "`AsyncLLM` start several"
+                )
         started = start(config)
         self.runner, self.hello = started.runner, started.hello
         self.use(started.parts)

@@ -154,6 +154,7 @@ class FrontendOptions(Options, frozen=True):
             "believed when they say which client they speak for: in X-Forwarded-For or Forwarded, or by the PROXY "
             "protocol (docs/operations.md). Empty: none; the client is who has connected."
         ),
+        Shown("NETWORK"),
     ] = ()
     tls_certificate: Annotated[
         str,

@@ -437,7 +437,6 @@ class Service:
             defaults=self.model.defaults,
             tool_format=self.model.tool_format,
             hides_calls=self.model.hides_calls,
-            no_tools=self.model.no_tools,
             images=self.image_limits,
             has_drafts=facts is None or bool(facts.max_drafts),
         )

@@ -16,7 +16,7 @@ from penstock.frontend.text.chat_template import ChatTemplate, load_chat_templat
 from penstock.frontend.text.infill import Infill, infill_of
 from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from penstock.frontend.validation.common import NO_TOOLS, SamplingDefaults
+from penstock.frontend.validation.common import SamplingDefaults
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.source import Checkpoint, eos_token_ids
 from penstock.models.finding.registry import open_model, served_model_names
@@ -39,7 +39,6 @@ class TextModel:
     embeddings: Embeddings = field(default_factory=Embeddings)
     digest: str = ""  # of everything that turns requests into tokens, and tokens into text
     hides_calls: bool = False  # the template shows tools, but no past calls
-    no_tools: str = NO_TOOLS  # why there is no tool format, if so
 
     def with_facts(self, facts: TemplateFacts, options: FrontendOptions) -> "TextModel":
         """The model, with the formats that its chat template was seen to use."""

@@ -69,9 +69,6 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
-NO_TOOLS = "tools are switched off on this server (--tool-call-parser none)"
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What requests are checked against: this server's limits and the model's facts."""
@@ -82,8 +79,7 @@ class Rules:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
-    tool_format: ToolFormat | None = None  # None: tools are not available
-    no_tools: str = NO_TOOLS  # why not, if so
+    tool_format: ToolFormat | None = None  # None: tools are switched off
     hides_calls: bool = False  # whether the chat template shows tools, but no past calls
     images: ImageLimits | None = None  # None: the model takes no images
     has_drafts: bool = True  # whether engines guess tokens, as far as they have reported

@@ -41,7 +41,7 @@ def validate_tools(
         raise UnsupportedParameter("this model has no chat template, so it takes no tools", param=param)
     tool_format = rules.tool_format
     if tool_format is None:
-        raise UnsupportedParameter(rules.no_tools, param=param)
+        raise UnsupportedParameter("tools are switched off on this server (--tool-call-parser none)", param=param)
     if not tools:
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:

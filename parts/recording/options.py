@@ -15,7 +15,7 @@ from penstock.config.part_options import PartOptions
 from penstock.config.writable import TRIAL, try_to_write
 from penstock.parts.recording.writer import may_hold_recording
 
-_SIZED_FILE = re.compile(r"(.+):([1-9][0-9]*)")
+_SIZED_FILE = re.compile(r"(.+):([0-9]+)")
 
 
 class RecordingOptions(PartOptions, frozen=True):
@@ -59,7 +59,9 @@ class RecordingOptions(PartOptions, frozen=True):
         return ("" if self.file is None else str(self.file[0]), self.step_trace)
 
     def problem(self, config: Config) -> str:
-        """Prompts are recorded in a recording."""
+        """A recording has room, and prompts are recorded in one."""
+        if self.file is not None and self.file[1] < 1:
+            return f"--record {self.record!r}: a recording has at least 1 MiB"
         return "--record-prompts has no effect without --record FILE" if self.record_prompts and not self.record else ""
 
     def of_engine(self, number: int) -> Self:

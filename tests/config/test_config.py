@@ -46,6 +46,10 @@ def test_switches_lists_and_numbers() -> None:
     assert twice.model.served_model_name == ("a", "b", "c")
 
 
+def test_the_system_may_choose_both_ports() -> None:
+    assert parse("--port", "0", "--admin-port", "127.0.0.1:0").frontend.admin_address == ("127.0.0.1", 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -54,6 +58,7 @@ def test_switches_lists_and_numbers() -> None:
         (("--queue-timeout", "inf"), ("--queue-timeout", "finite", "inf")),
         (("--cpu-kv-cache-gib", "nan"), ("--cpu-kv-cache-gib", "nan")),
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
+        (("--record", "run.jsonl:0"), ("--record", "run.jsonl:0", "at least 1 MiB")),
         (("--disk-kv", "/kv"), ("--disk-kv", "/kv", "FOLDER:GIB")),
         (("--disk-kv", "/kv:0"), ("--disk-kv", "/kv:0", "FOLDER:GIB")),
         (("--admin-port", "here"), ("--admin-port", "here", "HOST:PORT")),

@@ -151,7 +151,9 @@ def test_what_is_not_honoured_is_an_error(checkpoint: Checkpoint) -> None:
         ({"max_num_seqs": -1}, "max_num_seqs -1: Expected `int` >= 0"),
         ({"page_size": 3}, "page_size must be a power of two, got 3"),
         ({"port": 8000}, "port is an option of `penstock serve` that has no effect here"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: an engine in process"),
+        ({"role": "decode"}, "role: an engine in process"),
+        ({"kv_transfer_address": "ipc:///a"}, "kv_transfer_address: an engine in process"),
         ({"step_trace": "/tmp/x"}, "step_trace has an effect only with engine='process'"),
         ({"engine": "cloud"}, "engine must be 'thread' or 'process', got 'cloud'"),
     ):
