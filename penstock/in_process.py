@@ -178,10 +178,12 @@ class InProcessEngine:
         The last deltas of sequences that an answer ends are appended. Returns whether there was an answer.
         """
         self._order(before_plan=False)
-        until = time.monotonic() + seconds
-        while not (answers := self._answers()) and self._is_busy and time.monotonic() < until:
+        answers = self._answers()
+        until = time.monotonic() + seconds if seconds else 0.0
+        while not answers and seconds and self._is_busy and time.monotonic() < until:
             if not any(part.is_due for part in self._due):
                 time.sleep(_LOOK_SECONDS)
+            answers = self._answers()
         for answer in answers:
             if type(answer) in self.scheduler.parts.answered:
                 for ended in self.scheduler.answered(answer).values():
@@ -201,8 +203,13 @@ class InProcessEngine:
 
     def _answers(self) -> list[Message]:
         """What the worker's parts have done; those whose work uses the device get a turn."""
-        worked = [part.work(None) for part in self._due if part.is_due]
-        return [*filter(None, worked), *chain.from_iterable(take_done() for take_done in self._takes_done)]
+        answers: list[Message] = []
+        for part in self._due:
+            if part.is_due and (answer := part.work(None)) is not None:
+                answers.append(answer)
+        for take_done in self._takes_done:
+            answers += take_done()
+        return answers
 
     def _finish(self) -> None:
         """Let parts do what they do when there is no other work: the caller may end now."""

@@ -102,10 +102,15 @@ class SchedulerPart:
         """What a recording keeps of such an answer, which is not applied yet: fields of an `Encoded` line, or None."""
         return None
 
-    def take_messages(self, *, before_plan: bool) -> Iterable[Message]:
-        """Return the messages for the workers since the last call: what must come before the next plan, or behind the
-        one that was made last. After a turn without a plan both are asked for, in this order.
+    def take_before_plan(self) -> Iterable[Message]:
+        """Return the messages, since the last call, that workers must get before the plan that was just made.
+
+        This and `take_behind_plan` are called, in this order, even if there was nothing to plan.
         """
+        return ()
+
+    def take_behind_plan(self) -> Iterable[Message]:
+        """Return the messages, since the last call, that workers must get behind the plan that was made last."""
         return ()
 
     def check_head(self) -> None:
@@ -257,7 +262,8 @@ class Parts:
         self.recorded: dict[type[Message], Callable[[Any], Mapping[str, Any] | None]] = {
             kind: part.recorded for part in self.all for kind in part.answers
         }
-        self._takes: list[Callable[..., Iterable[Message]]] = self._calls("take_messages")
+        self._before_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_before_plan")
+        self._behind_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_behind_plan")
         self.check_head = self._calls("check_head")
         self.why_not: list[Callable[[Request], str]] = self._calls("why_not")
         self.why_not_join: list[Callable[[Request], str]] = self._calls("why_not_join")
@@ -308,7 +314,10 @@ class Parts:
 
     def take_messages(self, *, before_plan: bool) -> list[Message]:
         """The parts' messages for the workers."""
-        return [message for take in self._takes for message in take(before_plan=before_plan)]
+        messages: list[Message] = []
+        for take in self._before_plan if before_plan else self._behind_plan:
+            messages += take()
+        return messages
 
     def refusal(self, request: Request) -> Refusal | None:
         """Why a request cannot run here, as far as parts know."""

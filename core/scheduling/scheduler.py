@@ -264,7 +264,7 @@ class Scheduler:
         return deltas
 
     def take_messages(self, *, before_plan: bool) -> list[Message]:
-        """Return the parts' messages for the workers; see `SchedulerPart.take_messages`.
+        """Return the parts' messages for the workers, those that come before a plan or those behind it.
 
         What is on trial is asked for when the workers do nothing else.
         """

@@ -411,9 +411,7 @@ class DiskMoves(SchedulerPart):
         """Whether a plan must be sent even if it computes nothing, because messages wait behind its copies."""
         return bool(self._after_plan and self._kv.copies.src)
 
-    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
-        if before_plan:
-            return ()
+    def take_behind_plan(self) -> ListOf[Message]:
         messages, self._messages = self._messages, []
         if not self._kv.copies.src:  # a plan has taken all requested copies
             messages += self._after_plan

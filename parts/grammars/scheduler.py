@@ -165,8 +165,8 @@ class GrammarGate(SchedulerPart):
         if request.grammar_id:
             self.leave(request)
 
-    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
-        if not before_plan or not self.messages:
+    def take_before_plan(self) -> ListOf[Message]:
+        if not self.messages:
             return ()
         messages, self.messages = self.messages, []
         return messages

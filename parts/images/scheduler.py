@@ -202,8 +202,8 @@ class ImageGate(SchedulerPart):
         for live in [live for live in self._live.values() if live.is_ready and not self._is_needed(live)]:
             self._drop(live)
 
-    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
-        if not before_plan or not self.messages:
+    def take_before_plan(self) -> ListOf[Message]:
+        if not self.messages:
             return ()
         messages, self.messages = self.messages, []
         return messages

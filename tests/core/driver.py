@@ -287,7 +287,7 @@ class Driver:
             self.num_sent += 1
             self.steps.append(step)
         if (disk := self.scheduler.parts.get(DiskMoves)) is not None:
-            messages = disk.take_messages(before_plan=False)
+            messages = disk.take_behind_plan()
             moves = [message for message in messages if isinstance(message, StoreKV | LoadKV | DropStoredKV)]
             self.disk.take(moves, self.num_sent)
         self.take_orders()

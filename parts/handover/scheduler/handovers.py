@@ -90,9 +90,13 @@ class Handovers(SchedulerPart):
             log.warning("handover failed, prefilling locally", handover_id=message.handover_id, reason=error)
         return ()
 
-    def take_messages(self, *, before_plan: bool) -> ListOf[Message]:
-        """Offers come before the plan that completes their pages; pages are filled behind the copies of a plan."""
-        return self.departures.take_messages() if before_plan else self.arrivals.take_messages()
+    def take_before_plan(self) -> ListOf[Message]:
+        """Offers come before the plan that completes their pages."""
+        return self.departures.take_messages()
+
+    def take_behind_plan(self) -> ListOf[Message]:
+        """Pages are filled behind the copies of a plan."""
+        return self.arrivals.take_messages()
 
     def admits(self, seq: Sequence, start: Start) -> bool:
         return self.arrivals.admits(seq, start)

@@ -222,7 +222,7 @@ def test_an_image_that_one_rank_cannot_embed_is_dropped_by_all() -> None:
     assert images is not None
     [embedding_id] = images.embeddings()
     assert images.answered(ImageEncoded(embedding_id, error="it is lost"))
-    assert list(images.take_messages(before_plan=True)) == [DropEmbedding(embedding_id)]
+    assert list(images.take_before_plan()) == [DropEmbedding(embedding_id)]
     assert not images.answered(ImageEncoded(embedding_id)), "another rank has it later"
     assert len(images) == images.num_bytes == images.num_under_way == 0
 

@@ -30,8 +30,8 @@ class Leaving(SchedulerPart):
     def leave(self, request: Request) -> None:
         self._num_left += 1
 
-    def take_messages(self, *, before_plan: bool) -> Sequence[Message]:
-        if before_plan or not self._num_left:
+    def take_behind_plan(self) -> Sequence[Message]:
+        if not self._num_left:
             return ()
         told, self._num_left = ToyLeft(self._num_left), 0
         return (told,)
