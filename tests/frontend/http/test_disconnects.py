@@ -1,5 +1,6 @@
 """A client that leaves: its work is aborted at once, wherever it was."""
 
+import asyncio
 import json
 import socket
 import struct
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.frontend.api.service import PromptReader
 from tests.frontend.http_client import HELLO, complete, raw_post
 from tests.frontend.live_server import LiveServer
 
@@ -41,6 +43,34 @@ def test_before_the_first_token(live: LiveServer, stream: bool, path: str, rudel
     live.wait_until(lambda: live.scheduler.num_running >= 2)
     leave(client, rudely=rudely)
     live.wait_until(lambda: all_aborted(live))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reads"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, "render_and_encode"),
+        ("/v1/completions", {"prompt": "a"}, "encode_prompts"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, "render_and_encode"),
+        ("/v1/responses", {"input": "a"}, "render_and_encode"),
+        ("/v1/embeddings", {"input": "a"}, "encode_inputs"),
+        ("/api/generate", {"prompt": "a", "raw": True}, "encode_prompts"),
+    ],
+)
+def test_while_its_prompt_is_read(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], reads: str
+) -> None:
+    """Its place in the queue is free again, and the engine never hears of it."""
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    gate = live.server.service.engine.queue
+    monkeypatch.setattr(PromptReader, reads, never)
+    client = begin(live, path, body)
+    live.wait_until(lambda: gate._num_reserved == 1)
+    leave(client, rudely=False)
+    live.wait_until(lambda: gate._num_reserved == 0)
+    assert live.scheduler.added == []
 
 
 @pytest.mark.parametrize("rudely", [False, True])
