@@ -177,7 +177,10 @@ class SchedulerPart:
         return False
 
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> Iterable[Ending]:
-        """The worker is gone, and another one has come, with these limits; return what must end."""
+        """The worker is gone, and another one has come, with these limits; return what must end.
+
+        The requests that it held are in the queue again.
+        """
         return ()
 
     def drop_cached(self) -> None:

@@ -197,7 +197,6 @@ class GrammarGate(SchedulerPart):
         self._no_room.clear()
         self._holds_for_trial = False
         self.messages.clear()
-        self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property

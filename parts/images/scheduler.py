@@ -231,7 +231,6 @@ class ImageGate(SchedulerPart):
             each.clear()
         self.num_bytes = self.num_under_way = 0
         self.trials.is_unsure = False
-        self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
