@@ -84,3 +84,7 @@ class FromAll(Answers):
     def clear(self) -> None:
         self._answers.clear()
         self._failed.clear()
+
+
+Heard = tuple[tuple[type[Message], Callable[[], Answers]], ...]
+"""The workers' messages that are a part's, and how those of several ranks become one."""

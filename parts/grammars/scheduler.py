@@ -70,7 +70,8 @@ class GrammarGate(SchedulerPart):
         "trials",
     )
 
-    asks_worker, answers = True, {GrammarPrepared: lambda: FromAll(attrgetter("grammar_id"))}
+    asks_worker = True
+    answers = ((GrammarPrepared, lambda: FromAll(attrgetter("grammar_id"))),)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:

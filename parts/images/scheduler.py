@@ -65,7 +65,7 @@ class ImageGate(SchedulerPart):
     )  # fmt: skip
 
     stats_field, asks_worker = "images", True
-    answers = {ImageEncoded: lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)}  # noqa: RUF012
+    answers = ((ImageEncoded, lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)),)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
