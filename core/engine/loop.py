@@ -293,10 +293,8 @@ class Engine:
             _log_invalid_logits(output.values())
         if result.drafter_error:
             log.error("drafter disabled", drafter=scheduler.limits.drafter, reason=result.drafter_error)
-        if self.parts.returned:
-            told = list(output.values())
-            for returned in self.parts.returned:
-                returned(result, told, received)
+        for returned in self.parts.returned:
+            returned(result, output.values(), received)
         _before_tokens()
         self._pump()  # workers first: an idle device costs more than a client that waits
         for owner, batch in output.items():
@@ -336,6 +334,8 @@ class Engine:
             if not scheduler.in_flight and not scheduler.is_on_trial:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=parts.want_records)
+            for send in parts.send:
+                send()
             if scheduler.ended:
                 for owner, deltas in scheduler.take_ended().items():
                     self._tell(owner, deltas)
@@ -358,9 +358,7 @@ class Engine:
         return self.workers.send(step.plan)
 
     def _send(self, scheduler: Scheduler, *, before_plan: bool) -> bool:
-        """Send what parts have for workers and others; False if there is no worker any more."""
-        for send in self.parts.send:
-            send()
+        """Send what parts have for workers; False if there is no worker any more."""
         return all(map(self.workers.send, scheduler.take_messages(before_plan=before_plan)))
 
     def _wake_at(self, when: float) -> None:

@@ -4,12 +4,12 @@ A part overrides the methods that it needs, and only those are ever called: the 
 overrides what. So a part that is not there costs nothing. What decides about requests is a `SchedulerPart` instead.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
-from penstock.core.scheduling.answers import Answers
+from penstock.core.scheduling.answers import Heard
 from penstock.core.scheduling.scheduler import ScheduledStep
 from penstock.core.sequences.intake import Refusal
 from penstock.ipc.channel import PeerId
@@ -42,7 +42,7 @@ class EnginePart:
     orders: ClassVar[tuple[type[Message], ...]] = ()
     """The frontends' messages that are this part's."""
 
-    answers: ClassVar[Mapping[type[Message], Callable[[], Answers]]] = {}
+    answers: ClassVar[Heard] = ()
     """The workers' messages that are this part's, and how those of several ranks become one."""
 
     @classmethod
@@ -108,7 +108,7 @@ class EnginePart:
     def planned(self, step: ScheduledStep, started: float) -> None:
         """A step was planned since `started`, and is sent now."""
 
-    def returned(self, result: StepResult, told: ListOf[TokenBatch], received: float) -> None:
+    def returned(self, result: StepResult, told: Collection[TokenBatch], received: float) -> None:
         """A step's result, which came at `received`, was applied; `told` is sent to the frontends."""
 
     @property
@@ -146,7 +146,7 @@ class EngineParts:
             kind: part.order for part in self.all for kind in part.orders
         }
         self.answered: dict[type[Message], Callable[[WorkerHello, Any], None]] = {
-            kind: part.answered for part in self.all for kind in part.answers
+            kind: part.answered for part in self.all for kind, _ in part.answers
         }
         self.on_frontend = self._calls("on_frontend")
         self.on_frontend_gone = self._calls("on_frontend_gone")
@@ -195,8 +195,3 @@ class EngineParts:
     def stats(self) -> dict[str, Any]:
         """Fields of `EngineStats`."""
         return {field: value for stats in self._stats for field, value in stats().items()}
-
-
-def answers_of(kinds: Iterable[type[Any]]) -> dict[type[Message], Answers]:
-    """How each message of workers that is a part's becomes the group's."""
-    return {message: make() for kind in kinds for message, make in kind.answers.items()}

@@ -9,6 +9,7 @@ death     the death of one rank is that of the group: the other ranks start afre
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
+from itertools import chain
 from operator import attrgetter
 from time import time_ns
 from typing import Protocol
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from penstock.config import Config
 from penstock.config.parts import brought, with_parts
-from penstock.core.engine.part import EnginePart, answers_of
+from penstock.core.engine.part import EnginePart
 from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.channel import PeerId, Router
@@ -94,7 +95,9 @@ class WorkerGroup:
         self._ranks: dict[PeerId, WorkerHello] = {}
         self._dismissed: set[PeerId] = set()  # told to say hello; messages before their hello are outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
-        self._answers = answers_of((*brought("scheduler", SchedulerPart), *brought("scheduler", EnginePart)))
+        heard = [kind.answers for kind in brought("scheduler", SchedulerPart)]
+        heard += [kind.answers for kind in brought("scheduler", EnginePart)]
+        self._answers = {message: make() for message, make in chain.from_iterable(heard)}
         self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
         """The hello of the current or last group; its sizes are the smallest of all ranks."""

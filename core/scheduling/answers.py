@@ -52,7 +52,7 @@ class FromAll(Answers):
             key: tells which order a message answers.
             together: makes one answer of all; None: the last one is as good as any.
             ends_at_error: whether an answer with an error counts at once, and those that come later do not.
-            is_in_order: whether ranks answer by rising keys, so that after one answer none comes for a lower key.
+            is_in_order: whether each rank answers by rising keys, and may leave out some.
         """
         self._key = key
         self._together = together
@@ -73,14 +73,18 @@ class FromAll(Answers):
         if is_last:
             del self._answers[key]
             self._failed.discard(key)
+            if self._is_in_order:  # no rank answers for lower keys any more
+                self._answers = {its: who for its, who in self._answers.items() if its > key}
+                self._failed.intersection_update(self._answers)
         if is_known or not (fails or is_last):
             return None
-        if self._is_in_order:
-            self._answers = {its: who for its, who in self._answers.items() if its >= key}
-            self._failed = {its for its in self._failed if its in self._answers}
         answer: Message = message if fails or self._together is None else self._together(answers)
         return answer
 
     def clear(self) -> None:
         self._answers.clear()
         self._failed.clear()
+
+
+Heard = tuple[tuple[type[Message], Callable[[], Answers]], ...]
+"""The workers' messages that are a part's, and how those of several ranks become one."""

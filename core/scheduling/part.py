@@ -13,7 +13,7 @@ from penstock.config import Config
 from penstock.config.parts import brought
 from penstock.core.kv.holder import PageTables
 from penstock.core.kv.kv_pages import Start
-from penstock.core.scheduling.answers import Answers
+from penstock.core.scheduling.answers import Heard
 from penstock.core.scheduling.policy import Policy
 from penstock.core.scheduling.trials import Suspect
 from penstock.core.sequences.intake import Refusal
@@ -51,7 +51,7 @@ class SchedulerPart:
     holds_for: ClassVar[str] = ""
     """What it holds requests for, where `why` has figures: a kind of reason (`step_record.py`)."""
 
-    answers: ClassVar[Mapping[type[Message], Callable[[], Answers]]] = {}
+    answers: ClassVar[Heard] = ()
     """The workers' messages that are this part's, and how those of several ranks become one."""
 
     policy: Policy | None = None
@@ -182,7 +182,10 @@ class SchedulerPart:
         return False
 
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> Iterable[Ending]:
-        """The worker is gone, and another one has come, with these limits; return what must end."""
+        """The worker is gone, and another one has come, with these limits; return what must end.
+
+        The requests that it held are in the queue again.
+        """
         return ()
 
     def drop_cached(self) -> None:
@@ -257,10 +260,10 @@ class Parts:
         self.waits = self._calls("waits")
         self.makes_for: list[Callable[[Request], Iterable[Suspect]]] = self._calls("makes_for")
         self.answered: dict[type[Message], Callable[[Any], Iterable[Ending]]] = {
-            kind: part.answered for part in self.all for kind in part.answers
+            kind: part.answered for part in self.all for kind, _ in part.answers
         }
         self.recorded: dict[type[Message], Callable[[Any], Mapping[str, Any] | None]] = {
-            kind: part.recorded for part in self.all for kind in part.answers
+            kind: part.recorded for part in self.all for kind, _ in part.answers
         }
         self._before_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_before_plan")
         self._behind_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_behind_plan")

@@ -236,6 +236,7 @@ class Scheduler:
             self.accounts.leave(seq, self.kv.now, -1)
             self.running.leave(seq)
             self._put_back(seq)
+        self.waiting.release_all()  # what parts await will not come
         now = self.kv.now
         self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))

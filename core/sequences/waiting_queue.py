@@ -256,6 +256,7 @@ class WaitingQueue:
         return True
 
     def release_all(self) -> None:
+        """Queue all held requests again: nobody else will."""
         for request in reversed(list(self._held)):
             self.release(request)
 

@@ -99,7 +99,7 @@ class DiskMoves(SchedulerPart):
     """One worker's disk tier, and all moves to it and from it."""
 
     stats_field, holds_for = "disk", DISK
-    answers = {KVStored: FromOne, KVLoaded: FromOne, DiskContents: FromOne}  # noqa: RUF012
+    answers = ((KVStored, FromOne), (KVLoaded, FromOne), (DiskContents, FromOne))
     __slots__ = (
         "_after_plan", "_fetches", "_kv", "_messages", "_moves", "_next_id", "_noted", "_predict_us", "_store_id",
         "_us_per_page", "_voided", "_waiting", "disk", "is_writing", "totals",

@@ -72,7 +72,7 @@ class ExpertCounts:
 class Experts(EnginePart):
     """Tells frontends what ranks report, perhaps while other ranks are still missing."""
 
-    answers = {ExpertTokens: Answers}  # noqa: RUF012
+    answers = ((ExpertTokens, Answers),)
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine

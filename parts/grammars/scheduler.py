@@ -70,7 +70,8 @@ class GrammarGate(SchedulerPart):
         "trials",
     )
 
-    asks_worker, answers = True, {GrammarPrepared: lambda: FromAll(attrgetter("grammar_id"))}
+    asks_worker = True
+    answers = ((GrammarPrepared, lambda: FromAll(attrgetter("grammar_id"))),)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
@@ -197,7 +198,6 @@ class GrammarGate(SchedulerPart):
         self._no_room.clear()
         self._holds_for_trial = False
         self.messages.clear()
-        self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property

@@ -65,7 +65,7 @@ class ImageGate(SchedulerPart):
     )  # fmt: skip
 
     stats_field, asks_worker = "images", True
-    answers = {ImageEncoded: lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)}  # noqa: RUF012
+    answers = ((ImageEncoded, lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)),)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
@@ -231,7 +231,6 @@ class ImageGate(SchedulerPart):
             each.clear()
         self.num_bytes = self.num_under_way = 0
         self.trials.is_unsure = False
-        self._waiting.release_all()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property

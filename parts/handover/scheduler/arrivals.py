@@ -330,12 +330,9 @@ class Arrivals:
             self._fail(next(reversed(self._by_id.values())))
 
     def abandon(self) -> None:
-        """The worker is gone, and all pages with it: only tell the prefill engines, and release the requests."""
+        """The worker is gone, and all pages with it: only tell the prefill engines."""
         for arrival in self._by_id.values():
             self._order(arrival, AbortRequest(arrival.handover_id))
-            self._waiting.release(arrival.request)
-        for request in self._connecting:
-            self._waiting.release(request)
 
     def _fail(self, arrival: Arrival) -> None:
         """Queue the request again; another engine, or this one, will compute its prompt."""

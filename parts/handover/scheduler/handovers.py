@@ -43,9 +43,7 @@ class Handovers(SchedulerPart):
     """The pages that one worker's pool gets from other engines, and those that it has for them."""
 
     stats_field, holds_for = "handover", PREFILL
-    answers = {  # noqa: RUF012
-        KVReceived: lambda: FromAll(attrgetter("handover_id"), _together, ends_at_error=False)
-    }
+    answers = ((KVReceived, lambda: FromAll(attrgetter("handover_id"), _together, ends_at_error=False)),)
     __slots__ = ("_lost", "_totals", "arrivals", "departures")
 
     def __init__(

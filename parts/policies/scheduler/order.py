@@ -35,9 +35,10 @@ class Order(SchedulerPart):
         name = scheduler.config.of(PolicyOptions).scheduling_policy
         if name == FCFS:
             return None
-        order = before or cls(make_policy(name), scheduler)
-        order._view.follow(scheduler.kv, scheduler.running, scheduler.limits)
-        return order
+        if before is None:
+            return cls(make_policy(name), scheduler)
+        before._view.follow(scheduler.kv, scheduler.running, scheduler.limits)
+        return before
 
     def __init__(self, policy: Policy, scheduler: "Scheduler") -> None:
         self.policy = policy
@@ -50,6 +51,7 @@ class Order(SchedulerPart):
         self._waiting = scheduler.waiting
         self.levels = Levels(policy, scheduler.waiting)
         self._view = View(scheduler.options, scheduler.pace, self.levels.renew)
+        self._view.follow(scheduler.kv, scheduler.running, scheduler.limits)
         self._hooks = Hooks(policy)
         policy.attach(self._view)
 

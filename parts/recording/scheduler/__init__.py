@@ -1,5 +1,6 @@
 """The recorder and the step trace, as an engine has them."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as ListOf
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -57,7 +58,7 @@ class Recording(EnginePart):
         assert self._engine.scheduler is not None, "it has planned the step"
         self._recorder.on_plan(step.plan, self._engine.scheduler)
 
-    def returned(self, result: StepResult, told: ListOf[TokenBatch], received: float) -> None:
+    def returned(self, result: StepResult, told: Collection[TokenBatch], received: float) -> None:
         self._recorder.on_result(result, told)
 
     def stats(self) -> dict[str, int]:
@@ -84,7 +85,7 @@ class Tracing(EnginePart):
         sent = monotonic()
         self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
 
-    def returned(self, result: StepResult, told: ListOf[TokenBatch], received: float) -> None:
+    def returned(self, result: StepResult, told: Collection[TokenBatch], received: float) -> None:
         assert self._engine.scheduler is not None, "it has planned the step"
         drafts = self._engine.scheduler.drafting.of_last
         self._trace.returned(result, received, (monotonic() - received) * 1e6, drafts)

@@ -1,5 +1,6 @@
 """The engine's side of the live view: what its watchers get."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as ListOf
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -65,7 +66,7 @@ class Watching(EnginePart):
         if self.feed is not None and self._engine.scheduler is not None:
             self.feed.planned(step, self._engine.scheduler, started, monotonic())
 
-    def returned(self, result: StepResult, told: ListOf[TokenBatch], received: float) -> None:
+    def returned(self, result: StepResult, told: Collection[TokenBatch], received: float) -> None:
         if self.feed is not None and self._engine.scheduler is not None:
             self.feed.returned(result, told, self._engine.scheduler, received)
 

@@ -14,6 +14,7 @@ import pytest
 
 import tests.core.driver
 from penstock.core.kv.disk_tier import DiskTier
+from penstock.core.scheduling import part
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.parts.disk import scheduler as disk_moves
 from penstock.parts.disk.messages import DiskContents
@@ -192,6 +193,21 @@ def test_a_slow_disk_is_not_waited_for() -> None:
     settle(driver)
     driver.check_idle()
     assert run_alone(driver, "later", prompt) == 48
+
+
+def test_a_request_is_not_held_any_more_once_the_worker_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other parts there are: the answer will not come."""
+    monkeypatch.setattr(part, "brought", lambda file, base: (DiskMoves,))
+    driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
+    prompt = list(range(50))
+    run_alone(driver, "first", prompt)
+    restarted(driver)
+    driver.add(make_request("again", prompt, 2))
+    assert driver.schedule() is None
+    assert driver.scheduler.waiting.held()
+    driver.scheduler.reset_worker()
+    assert not driver.scheduler.waiting.held()
+    assert driver.scheduler.schedule() is not None
 
 
 def test_a_trial_is_waited_for_without_a_timer() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock.config import ConfigError
 from penstock.core.sequences.sequence import Key, Request, Sequence
 from penstock.ipc.messages import AddRequest, SamplingParams
-from penstock.parts.policies.scheduler import Policy
+from penstock.parts.policies.scheduler import Policy, View
 from penstock.parts.policies.scheduler.registry import POLICIES, make_policy
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
@@ -58,6 +58,14 @@ class Aging(Policy):
         return (request.priority - (now - request.arrived) // 10,)
 
 
+class Looking(Policy):
+    """Notes what it sees first."""
+
+    def attach(self, view: View) -> None:
+        super().attach(view)
+        self.seen = view.max_num_seqs, view.max_num_batched_tokens, view.kv.page_size, len(view.running), view.now
+
+
 def admitted(driver: Driver) -> list[str]:
     return [each.request_id for step in driver.steps if step.record for each in step.record.admitted]
 
@@ -67,6 +75,13 @@ def check_outputs(driver: Driver) -> None:
         request, _ = driver.added[name]
         prompt = list(memoryview(request.prompt_token_ids).cast("i"))
         assert output == solo_run(prompt, request.sampling, idx, driver.limits), name
+
+
+def test_a_policy_sees_its_scheduler_from_the_beginning() -> None:
+    driver = Driver(make_limits(page_size=4, max_num_seqs=3), scheduling_policy=f"{__name__}:Looking")
+    policy = driver.scheduler.policy
+    assert type(policy).__name__ == "Looking"
+    assert policy.seen == (3, 64, 4, 0, 0.0)  # type: ignore[attr-defined]
 
 
 def test_the_earliest_deadline_is_admitted_first_and_takes_a_row() -> None:

@@ -40,7 +40,7 @@ class Leaving(SchedulerPart):
 class Telling(EnginePart):
     """Passes on what workers have counted."""
 
-    answers = {ToyCounted: lambda: FromAll(lambda _: "all", ends_at_error=False)}  # noqa: RUF012
+    answers = ((ToyCounted, lambda: FromAll(lambda _: "all", ends_at_error=False)),)
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
