@@ -67,7 +67,11 @@ class Peers:
         self.to_frontend: asyncio.Queue[ToFrontend] = asyncio.Queue()
         self.to_worker: asyncio.Queue[ToWorker] = asyncio.Queue()
         self.frontend: Dealer[ToFrontend] = Dealer(
-            self._context, options.frontend_address, "f", Codec(ToFrontend), self.to_frontend.put_nowait
+            self._context,
+            options.frontend_address,
+            "f",
+            Codec(with_parts(ToFrontend, "TO_FRONTEND")),
+            self.to_frontend.put_nowait,
         )
         self.worker: Dealer[ToWorker] = self.new_worker()
         self.frontend.send(FrontendHello(PROTOCOL_VERSION, "f", "m"))
