@@ -230,7 +230,6 @@ class ImageGate(SchedulerPart):
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
         self.num_bytes = self.num_under_way = 0
-        self.trials.is_unsure = False
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
