@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.config import Config, ConfigError
-from penstock.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.part import WorkerPart
 from penstock.gpu_worker.startup.start import start
@@ -57,10 +56,11 @@ class InProcessEngine:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
         began = time.perf_counter()
-        if config.parallel != ParallelOptions():
+        of_several = [config.parallel, *(each for each in config.of_parts() if each.beside == "parallel")]
+        if any(each != type(each)() for each in of_several):
             raise ConfigError(
-                "tensor_parallel_size and the options like it: an engine in process has one worker; `penstock serve` "
-                "and `AsyncLLM` start several"
+                "tensor_parallel_size, role and the options like them: an engine in process has one worker, and no "
+                "other engines; `penstock serve` and `AsyncLLM` start several"
             )
         started = start(config)
         self.runner, self.hello = started.runner, started.hello

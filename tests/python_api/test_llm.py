@@ -152,6 +152,7 @@ def test_what_is_not_honoured_is_an_error(checkpoint: Checkpoint) -> None:
         ({"page_size": 3}, "page_size must be a power of two, got 3"),
         ({"port": 8000}, "port is an option of `penstock serve` that has no effect here"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"role": "both"}, "an engine in process has one worker"),
         ({"step_trace": "/tmp/x"}, "step_trace has an effect only with engine='process'"),
         ({"engine": "cloud"}, "engine must be 'thread' or 'process', got 'cloud'"),
     ):
