@@ -387,7 +387,7 @@ class WholeImages(SchedulerPart):
 
 def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
     """Return why the images of a request cannot be computed."""
-    if not limits.max_embedding_bytes or limits.num_stages > 1:
+    if limits.num_stages > 1:
         return NO_IMAGES
     end = 0
     for image in images:
