@@ -8,8 +8,9 @@
     frontend.py    in the frontends: routes, metrics
     metrics.py     what `/metrics` shows of it
 
-A part has only the files that it needs, and a file may be a folder of that name. Everything outside of this folder
-works without it: `penstock.config.parts` finds what is here by the names below, and nothing else imports a part.
+A part has only the files that it needs, and a file may be a folder of that name. The processes work without this
+folder: `penstock.config.parts` finds what is here by the names below. Only what looks at them from outside imports
+parts: the laboratory, and the replay of recordings.
 """
 
 NAMES = (

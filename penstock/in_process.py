@@ -155,19 +155,6 @@ class InProcessEngine:
         wakes_at = self.scheduler.wakes_at
         return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
 
-    def exchange(self, *, wait: bool = True) -> list[SequenceDelta]:
-        """Let the worker do what the scheduler asks for beside steps; with `wait`, until all is made.
-
-        Returns:
-            The last deltas of sequences for which it could not be made.
-        """
-        deltas: list[SequenceDelta] = []
-        self._order(before_plan=True)
-        self._exchange(deltas, seconds=0.0)
-        while wait and self.scheduler.parts.num_in_making:
-            self._exchange(deltas, seconds=_MOST_SECONDS)
-        return deltas
-
     def _order(self, *, before_plan: bool) -> None:
         for message in self.scheduler.take_messages(before_plan=before_plan):
             self._orders[type(message)].order(message)
@@ -193,8 +180,9 @@ class InProcessEngine:
     def have_done(self, order: Message) -> None:
         """Have the worker do what the scheduler has not asked for, and wait until it is done; answers are dropped."""
         self._orders[type(order)].order(order)
-        while not self._answers() and self._is_busy:
-            time.sleep(_LOOK_SECONDS)
+        while self._is_busy:
+            if not self._answers():
+                time.sleep(_LOOK_SECONDS)
 
     @property
     def _is_busy(self) -> bool:

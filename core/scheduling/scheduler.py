@@ -243,7 +243,7 @@ class Scheduler:
         self.kv.now = now
         for reset in self.parts.reset:
             endings += reset(self.limits, has_died=has_died)
-        self.trials.end()
+        self.trials.forget_worker()
         deltas: Deltas = {}
         for ending in endings:
             self._end(*ending, deltas)

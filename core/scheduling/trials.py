@@ -85,6 +85,11 @@ class Trials:
         for tell in self.at_end:
             tell()
 
+    def forget_worker(self) -> None:
+        """The worker is gone, and with it all that it was making."""
+        self.is_unsure = False
+        self.end()
+
     def blame(self, making: Suspect | None) -> Suspect | None:
         """A worker died while it was making this, if anything; return what certainly killed it."""
         if making is None:

@@ -230,7 +230,6 @@ class ImageGate(SchedulerPart):
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):
             each.clear()
         self.num_bytes = self.num_under_way = 0
-        self.trials.is_unsure = False
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
@@ -388,7 +387,7 @@ class WholeImages(SchedulerPart):
 
 def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
     """Return why the images of a request cannot be computed."""
-    if not limits.max_embedding_bytes or limits.num_stages > 1:
+    if limits.num_stages > 1:
         return NO_IMAGES
     end = 0
     for image in images:

@@ -53,6 +53,12 @@ class Engine(InProcessEngine):
             self.outputs[request_id, i] = []
         return request_id
 
+    def make_ready(self) -> None:
+        """Let the worker make what waiting requests need beside steps."""
+        while self.scheduler.parts.num_in_making:
+            self._order(before_plan=True)
+            self._exchange([], seconds=1.0)
+
     def drain(self) -> None:
         """Plan and answer until every request is finished; then nothing may be held."""
         while self.has_work:

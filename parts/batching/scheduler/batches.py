@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.sequence import Key, Request
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.batching.scheduler.registry import make_batching
 from penstock.parts.batching.scheduler.static import Static
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.sequences.sequence import Key, Request
 
 RUNS, FILLS = "another batch is running", "its batch is not full"
 """Why a request that has no batch yet waits."""

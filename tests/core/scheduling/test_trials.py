@@ -7,7 +7,7 @@ from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.scheduling.trials import Trials
 from penstock.parts.grammars.messages import PrepareGrammar
 from penstock.parts.images.scheduler import ImageGate
-from tests.core.driver import Driver, make_limits, make_request
+from tests.core.driver import Driver, hello, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.parts.images.test_image_gate import image, shows
 
@@ -85,6 +85,16 @@ def test_an_image_that_was_embedded_alone_is_cleared() -> None:
     driver.add(shows("b", PROMPT[::-1], CAT))
     driver.add(shows("c", PROMPT[::-1], DOG))
     assert asked_images(driver) == [CAT.key, DOG.key], "together with others again"
+
+
+def test_what_a_worker_was_making_is_forgotten_with_it_even_if_the_next_one_makes_nothing() -> None:
+    driver = with_images()
+    driver.add(shows("a", PROMPT, CAT))
+    assert asked_images(driver) == [CAT.key]
+    driver.abort("a")
+    assert driver.scheduler.trials.is_unsure, "it may still be made"
+    driver.scheduler.reset_worker(hello(make_limits()), has_died=False)
+    assert not driver.scheduler.trials.is_unsure
 
 
 # --- grammars ---------------------------------------------------------------------------------

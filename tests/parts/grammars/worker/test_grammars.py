@@ -133,7 +133,7 @@ def test_a_lost_worker_costs_nothing_but_time(world: World) -> None:
     engine = Engine(world.folder, pipeline_depth=1)
     request_id = engine.add(PROMPT, params)
     assert engine.scheduler.schedule() is None  # its grammar is not ready
-    engine.exchange()
+    engine.make_ready()
     for _ in range(12):
         step = engine.scheduler.schedule()
         assert step is not None
