@@ -97,7 +97,6 @@ def test_every_flag_and_endpoint_that_is_named_exists() -> None:
         ("--gpu-memory-utilization", "the default is {}"),
         ("--port", "{} by default"),
         ("--host", "{} by default"),
-        ("--max-n", "the default is {}"),
     ],
 )
 def test_defaults_are_told_as_they_are(flag: str, told: str) -> None:
