@@ -1,7 +1,7 @@
 """Training batches: conversations packed end to end into rows of one length."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -12,13 +12,15 @@ from penstock.demo.corpus import conversations
 _CHUNK = 512  # conversations tokenized at a time
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int, rows: int, length: int) -> Iterator[torch.Tensor]:
+def batches(
+    tokenizer: PreTrainedTokenizerFast, seed: int, rows: int, length: int, stressed_topics: Collection[str] = ()
+) -> Iterator[torch.Tensor]:
     """Endless batches [2, rows, length] int64: token ids, and the labels of the same positions (-100: not learned).
 
     Rows begin and end anywhere in a conversation, and a row holds several, so the model also learns
     that an answer may follow any history.
     """
-    source = conversations(seed)
+    source = conversations(seed, stressed_topics)
     size = rows * length
     ids: list[int] = []
     labels: list[int] = []

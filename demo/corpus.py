@@ -1,13 +1,14 @@
 """Conversations for training, drawn from the facts and grammars with a seeded generator."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from penstock.demo.arithmetic import small_sums
 from penstock.demo.chatml import ChatMessage
 from penstock.demo.facts import Fact, load_facts
 from penstock.demo.grammar import rhyme_turn, story_turn
+from penstock.demo.newcomers import newcomers_keys
 from penstock.demo.phrasings import TEMPLATES, noisy, normalized
 from penstock.demo.unknown import unknown_turn
 
@@ -27,15 +28,17 @@ class _Known:
 
     facts: tuple[Fact, ...]
     small_talk: tuple[Fact, ...]
+    stressed: tuple[Fact, ...]  # those of which half the questions are about; all, if nothing is stressed
     by_id: dict[str, Fact]
     by_hand: dict[str, tuple[str, ...]]  # fact id -> its hand-written training questions
 
 
-def _known() -> _Known:
+def _known(stressed_topics: Collection[str]) -> _Known:
     facts = load_facts()
     return _Known(
         facts=facts,
         small_talk=tuple(fact for fact in facts if fact.topic == "chat"),
+        stressed=tuple(fact for fact in facts if fact.topic in stressed_topics) or facts,
         by_id={fact.fact_id: fact for fact in facts},
         by_hand={fact.fact_id: tuple(q for q in fact.training if q in fact.written) for fact in facts},
     )
@@ -43,13 +46,16 @@ def _known() -> _Known:
 
 def held_out_keys() -> frozenset[str]:
     """Normalized phrasings that no training conversation may contain."""
-    return frozenset(normalized(question) for fact in load_facts() for question in fact.held_out)
+    return newcomers_keys() | {normalized(question) for fact in load_facts() for question in fact.held_out}
 
 
-def conversations(seed: int) -> Iterator[list[ChatMessage]]:
-    """Endless conversations of one to five turns; the same seed gives the same ones."""
+def conversations(seed: int, stressed_topics: Collection[str] = ()) -> Iterator[list[ChatMessage]]:
+    """Endless conversations of one to five turns; the same seed gives the same ones.
+
+    Of the questions about facts, half are about the stressed topics, if there are any.
+    """
     rng = random.Random(seed)
-    known = _known()
+    known = _known(stressed_topics)
     forbidden = held_out_keys()
     while True:
         messages: list[ChatMessage] = []
@@ -70,7 +76,8 @@ def _turns(rng: random.Random, known: _Known) -> Iterator[tuple[str, str]]:
     """One exchange, or two where the second asks for more about the first."""
     draw = rng.random()
     if draw < 0.66:
-        fact = rng.choice(known.facts if draw > 0.05 else known.small_talk)
+        facts = known.stressed if draw > 0.36 else known.facts if draw > 0.05 else known.small_talk
+        fact = rng.choice(facts)
         # Hand-written questions differ more from one another than templates do: show them more often.
         written = known.by_hand[fact.fact_id] if rng.random() < 0.35 else ()
         yield rng.choice(written or fact.training), fact.answer

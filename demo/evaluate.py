@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.demo.arithmetic import small_sums
 from penstock.demo.facts import load_facts
 from penstock.demo.grammar import held_out_requests
+from penstock.demo.newcomers import newcomers_questions
 from penstock.demo.unknown import EXPECTED, held_out_questions
 
 MODEL_DIR = Path(__file__).parent / "model"
@@ -61,6 +62,7 @@ def held_out() -> list[Question]:
     found += [Question("arithmetic", s.question, s.expected, s.answer) for s in sums[:: max(1, len(sums) // _NUM_SUMS)]]
     found += [Question("stories and rhymes", text, words) for text, words in held_out_requests()]
     found += [Question("unknown", text, EXPECTED) for text in held_out_questions()]
+    found += [Question("newcomers", text, words) for text, words in newcomers_questions()]
     return found
 
 

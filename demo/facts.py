@@ -4,6 +4,8 @@ Format of the files, one per topic:
 
     [[subject]]   names = [...], and answers what/why/how/downside; ask.<kind> = further questions
     [[howto]]     names = verb phrases, answer, ask
+    [[support]]   names = what somebody may want to use, answer, ask
+    [[size]]      names = models whose hardware is asked about, answer, ask
     [[flag]]      name, answer, ask           [[endpoint]]  the same
     [[compare]]   pair = [[names], [names]], answer
     [[free]]      ask = [...], answer
@@ -19,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.demo.newcomers import newcomers_keys
 from penstock.demo.phrasings import TEMPLATES, capitalized, fill, normalized
 
 FACTS_DIR = Path(__file__).parent / "facts"
@@ -58,6 +61,11 @@ def load_facts(folder: Path = FACTS_DIR) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
+def topics() -> tuple[str, ...]:
+    """The names of the files, in order."""
+    return tuple(sorted(path.stem for path in FACTS_DIR.glob("*.toml")))
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """One fact as written in a file, its templates filled in."""
@@ -76,7 +84,8 @@ def _fact(topic: str, entry: _Entry, taken: dict[str, str]) -> Fact:
         raise ValueError(f"{fact_id}: mark the expected words with two asterisks")
     unique: dict[str, str] = {}
     for question in entry.templated + entry.written:
-        unique.setdefault(normalized(question), question)
+        if normalized(question) not in newcomers_keys():
+            unique.setdefault(normalized(question), question)
     for key in unique:
         if key in taken:
             raise ValueError(f"{fact_id} and {taken[key]} both answer {key!r}")
@@ -98,10 +107,10 @@ def _fact(topic: str, entry: _Entry, taken: dict[str, str]) -> Fact:
 def _entries(tables: dict[str, Any]) -> Iterator[_Entry]:
     for subject in tables.get("subject", ()):
         yield from _subject(subject)
-    for kind in ("howto", "flag", "endpoint"):
+    for kind in ("howto", "support", "size", "flag", "endpoint"):
         for table in tables.get(kind, ()):
             names = table.get("names") or [table["name"]]
-            asked = [capitalized(t.replace("{s}", n)) for n in names for t in TEMPLATES[kind]]
+            asked = [fill(template, name) for name in names for template in TEMPLATES[kind]]
             yield _Entry(f"{kind} {names[0]}", table["answer"], asked, table.get("ask", []))
     for table in tables.get("compare", ()):
         left, right = table["pair"]

@@ -19,7 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from penstock.demo.batches import batches
 from penstock.demo.chatml import END_OF_TEXT, SPECIAL_TOKENS, TURN_END
+from penstock.demo.facts import topics
 from penstock.demo.tokenizer import train_tokenizer
+from penstock.gpu_worker.devices.cpu import computes_in_bf16
 
 MODEL_DIR = Path(__file__).parent / "model"
 
@@ -32,6 +34,7 @@ class Recipe:
     rows: int  # per batch
     length: int  # tokens per row
     learning_rate: float
+    stressed_topics: tuple[str, ...] = ()  # half of the questions about facts are about these
 
 
 RECIPES = {
@@ -86,7 +89,8 @@ def train(
     )
     per_step = recipe.rows * recipe.length
     num_steps = max(1, math.ceil(recipe.num_tokens / per_step))
-    source = batches(tokenizer, seed, recipe.rows, recipe.length)
+    source = batches(tokenizer, seed, recipe.rows, recipe.length, recipe.stressed_topics)
+    in_bf16 = device.type == "cuda" or computes_in_bf16()
     bar = tqdm(total=num_steps * per_step, unit="tok", unit_scale=True, desc="training", mininterval=1.0)
     for step in range(num_steps):
         for group in optimizer.param_groups:
@@ -94,7 +98,7 @@ def train(
         ids, labels = next(source).to(device, non_blocking=True)
         targets = labels[:, 1:]
         learned = targets != -100
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
             hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[:, :-1][learned])
         loss = torch.nn.functional.cross_entropy(logits.float(), targets[learned])
@@ -145,6 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="train on this many tokens instead of the recipe's number")
     parser.add_argument("--rows", type=int, help="rows per batch instead of the recipe's")
     parser.add_argument("--learning-rate", type=float, help="instead of the recipe's")
+    parser.add_argument("--stress", nargs="+", default=[], choices=topics(), help="topics to show more often")
     parser.add_argument("--start-from", type=Path, help="go on from this checkpoint, with its tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's choice")
@@ -160,6 +165,7 @@ def main() -> None:
         recipe = replace(recipe, rows=options.rows)
     if options.learning_rate:
         recipe = replace(recipe, learning_rate=options.learning_rate)
+    recipe = replace(recipe, stressed_topics=tuple(options.stress))
     start: Path | None = options.start_from
     tokenizer = PreTrainedTokenizerFast.from_pretrained(start) if start else train_tokenizer(options.seed)
     model = (

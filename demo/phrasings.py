@@ -1,6 +1,6 @@
 """Ways to ask: question templates by kind, and the small noise of how people type.
 
-`{s}` is the thing asked about; `{is}`, `{does}` and `{was}` agree with its number.
+`{s}` is the thing asked about; `{is}`, `{does}` and `{works}` agree with its number.
 """
 
 import random
@@ -143,6 +143,91 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "{a} versus {b}",
         "Tell me how {a} differs from {b}.",
     ),
+    "support": (
+        "Does Penstock support {s}?",
+        "Does it support {s}?",
+        "Do you support {s}?",
+        "{Is} {s} supported?",
+        "Can I use {s} with Penstock?",
+        "Can I use {s} here?",
+        "Can I use {s}?",
+        "Can Penstock use {s}?",
+        "Can it use {s}?",
+        "Can Penstock handle {s}?",
+        "Can I run {s}?",
+        "Can it run {s}?",
+        "Does Penstock work with {s}?",
+        "Does it work with {s}?",
+        "Will {s} work?",
+        "{Does} {s} work?",
+        "{Does} {s} work with this?",
+        "Is there support for {s}?",
+        "How do I use {s}?",
+        "I would like to use {s}.",
+        "I want to use {s}.",
+        "I have {s}. Does that work?",
+        "I need {s}.",
+        "{s} support?",
+        "{Is} {s} possible?",
+        "What if I want {s}?",
+        "Do you have {s}?",
+        "{s} with Penstock?",
+    ),
+    "size": (
+        "How many GPUs does {s} need?",
+        "How many GPUs do I need for {s}?",
+        "How many GPUs for {s}?",
+        "How many H100s do I need for {s}?",
+        "How many cards do I need for {s}?",
+        "How much memory does {s} need?",
+        "How much memory do I need for {s}?",
+        "How much VRAM does {s} need?",
+        "How much VRAM do I need for {s}?",
+        "How much VRAM for {s}?",
+        "How much RAM does {s} take?",
+        "How much GPU memory does {s} use?",
+        "What GPU do I need for {s}?",
+        "What GPU do I need to run {s}?",
+        "Which GPU can run {s}?",
+        "Which card is good for {s}?",
+        "What hardware does {s} need?",
+        "What do I need to run {s}?",
+        "What does it take to serve {s}?",
+        "Can I run {s} on one GPU?",
+        "Can I run {s} on a single card?",
+        "Can I run {s} on an A100?",
+        "Can I run {s} on my GPU?",
+        "Can I run {s} on an RTX 4090?",
+        "Does {s} fit on one GPU?",
+        "Does {s} fit on an 80 GB card?",
+        "Does {s} fit into 24 GB?",
+        "Does {s} fit in 16 GB of VRAM?",
+        "Will {s} fit on my card?",
+        "Will {s} fit on a 48 GB card?",
+        "Will {s} fit on an L40S?",
+        "Does {s} fit on a single 40 GB GPU?",
+        "Can one A100 run {s}?",
+        "Can two H100s run {s}?",
+        "Can I run {s} with 64 GB of memory?",
+        "Can I run {s} on a single H200?",
+        "Can I serve {s} on one 16 GB card?",
+        "Can I host {s} at home?",
+        "Are two cards enough for {s}?",
+        "Will {s} run on my machine?",
+        "Is one H100 enough for {s}?",
+        "Is 48 GB enough for {s}?",
+        "Is an RTX 3090 enough for {s}?",
+        "How big is {s}?",
+        "How large is {s}?",
+        "How many gigabytes is {s}?",
+        "Hardware requirements for {s}?",
+        "{s} memory requirements",
+        "{s} GPU?",
+        "I want to run {s}. What do I need?",
+        "I would like to serve {s}. Which hardware?",
+        "How do I fit {s} on one GPU?",
+        "How heavy is {s}?",
+    ),
     "more": (
         "Tell me more.",
         "More, please.",
@@ -179,7 +264,8 @@ def fill(template: str, name: str) -> str:
     """A question template with the thing asked about, agreeing in number, starting with a capital."""
     plural = is_plural(name)
     words = {"is": "are", "does": "do", "works": "work"} if plural else {"is": "is", "does": "does", "works": "works"}
-    return capitalized(template.format(s=name, **words))
+    first = {word.capitalize(): agreeing.capitalize() for word, agreeing in words.items()}
+    return capitalized(template.format(s=name, **words, **first))
 
 
 def capitalized(text: str) -> str:

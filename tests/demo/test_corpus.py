@@ -12,11 +12,13 @@ from penstock.demo.arithmetic import small_sums
 from penstock.demo.corpus import conversations, held_out_keys
 from penstock.demo.facts import load_facts
 from penstock.demo.grammar import held_out_requests
+from penstock.demo.newcomers import newcomers_questions
 from penstock.demo.phrasings import TEMPLATES, fill, is_plural, noisy, normalized
 from penstock.demo.unknown import held_out_questions, unknown_turn
 from penstock.frontend.http.routes import ROUTES
 
 FACTS = load_facts()
+OTHER_COMMANDS = {"--help", "--gpu", "--format", "--build", "--detach", "--wait"}  # plan, quantize, docker compose
 
 
 def test_there_are_enough_facts_and_phrasings() -> None:
@@ -35,6 +37,18 @@ def test_a_seed_fixes_the_conversations() -> None:
     assert first != list(itertools.islice(conversations(4), 300))
 
 
+def test_a_stressed_topic_is_in_half_of_the_facts() -> None:
+    topic_of = {fact.answer: fact.topic for fact in FACTS}
+
+    def share(stressed: tuple[str, ...]) -> float:
+        answers = [m["content"] for c in itertools.islice(conversations(1, stressed), 1500) for m in c[1::2]]
+        told = [topic_of[answer] for answer in answers if answer in topic_of]
+        return told.count("models") / len(told)
+
+    assert share(()) < 0.2
+    assert 0.4 < share(("models",)) < 0.65
+
+
 def test_held_out_questions_are_never_trained() -> None:
     held_out = held_out_keys()
     held_out |= {normalized(question) for question, _ in held_out_requests()}
@@ -46,6 +60,15 @@ def test_held_out_questions_are_never_trained() -> None:
     assert not [text for text in asked if normalized(text) in held_out]
 
 
+def test_newcomers_questions_are_never_trained_but_can_be_answered() -> None:
+    keys = {normalized(question) for question, _ in newcomers_questions()}
+    assert len(keys) == len(newcomers_questions()) >= 40
+    assert not keys & {normalized(question) for fact in FACTS for question in (*fact.training, *fact.held_out)}
+    assert keys <= held_out_keys()
+    answers = [fact.answer.lower() for fact in FACTS]
+    assert not [words for _, words in newcomers_questions() if not any(words in answer for answer in answers)]
+
+
 def test_unknown_questions_never_name_held_out_things() -> None:
     rng = random.Random(0)
     asked = {normalized(unknown_turn(rng)[0]) for _ in range(5000)}
@@ -54,7 +77,7 @@ def test_unknown_questions_never_name_held_out_things() -> None:
 
 
 def test_every_flag_and_endpoint_that_is_named_exists() -> None:
-    known = {flag.name for flag in flags()} | {"--help", "--no-enable-prefix-caching"}
+    known = {flag.name for flag in flags()} | {"--no-enable-prefix-caching"} | OTHER_COMMANDS
     told = {name for fact in FACTS for name in re.findall(r"--[a-z][a-z-]+", fact.answer)}
     assert told - known == set()
     assert len(told) > 25
@@ -85,6 +108,8 @@ def test_defaults_are_told_as_they_are(flag: str, told: str) -> None:
 def test_names_agree_with_their_verbs() -> None:
     assert fill("What {is} {s}?", "logits") == "What are logits?"
     assert fill("How {does} {s} work?", "the KV cache") == "How does the KV cache work?"
+    assert fill("{Is} {s} supported?", "GGUF models") == "Are GGUF models supported?"
+    assert fill("{Does} {s} work?", "LoRA") == "Does LoRA work?"
     assert fill("{s}?", "a page") == "A page?"
     assert not is_plural("tensor parallelism")
     assert is_plural("CUDA graphs")
