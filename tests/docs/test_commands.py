@@ -199,7 +199,7 @@ def test_a_chat_answers(fence: Fence, serving: Workplace) -> None:
 def test_the_demo_model_says_what_the_readme_shows(serving: Workplace) -> None:
     table = (ROOT / "README.md").read_text().split("| asked | answered |")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([^|-][^|]*) \| ([^|]+) \|$", table, flags=re.MULTILINE)
-    assert len(rows) == 10
+    assert len(rows) == 11
     for question, answer in rows:
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
         request = urllib.request.Request(
