@@ -7,6 +7,8 @@ If there is no output for a second, it is sent without that number. A `ping` fol
 silence.
 """
 
+from typing import ClassVar
+
 import msgspec
 from msgspec import UNSET
 
@@ -23,12 +25,11 @@ from penstock.frontend.parsing.parts import Part
 
 _PING: Event = {"type": "ping"}
 
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""Keeps a silent stream alive."""
-
 
 class MessageWriter:
     """One message from its first event to the last."""
+
+    keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, run: Run, output_format: OutputFormat, *, hides_thinking: bool) -> None:
         self._run = run

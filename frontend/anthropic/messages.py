@@ -1,15 +1,12 @@
 """POST /v1/messages and /v1/messages/count_tokens"""
 
-from collections.abc import AsyncGenerator
-
 import msgspec
 
-from penstock.frontend.anthropic.message_writer import PING, MessageWriter
+from penstock.frontend.anthropic.message_writer import MessageWriter
 from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessageTokensCount
 from penstock.frontend.anthropic.validate import validate_messages, validate_prompt
 from penstock.frontend.api.body import read
 from penstock.frontend.api.chat import submit_chat
-from penstock.frontend.api.run import Run
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
@@ -39,27 +36,7 @@ async def create_message(service: Service, record: RequestRecord, body: bytes) -
             writer.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
             return Reply(await writer.finished())
         await run.first_news()
-        return run.streamed(_stream(run, writer, writer.opening()))
-
-
-async def _stream(run: Run, writer: MessageWriter, opening: bytes) -> AsyncGenerator[bytes, None]:
-    """The events as they come: the opening, those of the output, the end."""
-    unsent = opening
-    try:
-        if not run.generation.has_news:
-            yield unsent or PING  # shows the client that its request was accepted
-            unsent = b""
-        async for events in run.generation:
-            for event in events:
-                unsent += writer.event(event)
-            if unsent or not events:
-                yield unsent or PING
-                unsent = b""
-        yield await writer.end()
-    except Exception as error:
-        yield unsent + writer.failure(run.failed(error))
-    finally:
-        run.finish()
+        return run.streamed(writer, writer.opening())
 
 
 async def count_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions"""
 
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
-from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.parsing.parser import (
     PLAIN,
@@ -62,7 +60,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         if output_format is not PLAIN:
             chunks = ParsedChatChunks(run, output_format, has_functions=has_functions)
         await run.first_news()
-        return run.streamed(_stream(run, chunks, chunks.opening()))
+        return run.streamed(chunks, chunks.opening())
 
 
 async def submit_chat(
@@ -117,26 +115,6 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
         tool_format=tool_format,
         is_call_open=tool_format is not None and is_prompted and prompt_end.endswith(tool_format.starts[0]),
     )
-
-
-async def _stream(run: Run, chunks: "ChatChunks", opening: bytes) -> AsyncGenerator[bytes, None]:
-    """The chunks as they come: the opening, those of each token, the end."""
-    unsent = opening
-    try:
-        if not run.generation.has_news:
-            yield unsent  # shows the client that its request was accepted
-            unsent = b""
-        async for events in run.generation:
-            for event in events:
-                unsent += chunks.event(event)
-            if unsent or not events:
-                yield unsent or sse.KEEP_ALIVE
-                unsent = b""
-        yield await chunks.end()
-    except Exception as error:
-        yield unsent + sse.error_event(run.failed(error))
-    finally:
-        run.finish()
 
 
 class ChatChunks(ChunkWriter):

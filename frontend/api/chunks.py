@@ -8,6 +8,7 @@ import msgspec
 from penstock.frontend.api.run import Run
 from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
+from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
 
 _encode = msgspec.json.encode
@@ -23,6 +24,7 @@ class ChunkWriter:
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     nothing: ClassVar[dict[str, object]]  # the fields of a choice that has no new text
+    keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -74,3 +76,7 @@ class ChunkWriter:
         if self.run.valid.include_usage:
             end += self._head + b',"choices":[],"usage":' + _encode(await self.run.final_usage()) + b"}" + sse.SUFFIX
         return end + sse.DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return sse.error_event(error)

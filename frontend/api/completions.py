@@ -1,6 +1,5 @@
 """POST /v1/completions"""
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ from penstock.frontend.draws_and_clock import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
-from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
@@ -60,27 +58,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
             return Reply(await _completion(run, valid, prompts))
         chunks = CompletionChunks(run)
         await run.first_news()
-        return run.streamed(_stream(run, chunks, await _opening(run, valid, prompts, chunks)))
-
-
-async def _stream(run: Run, chunks: "CompletionChunks", opening: bytes) -> AsyncGenerator[bytes, None]:
-    """The chunks as they come: the opening, those of each token, the end."""
-    unsent = opening
-    try:
-        if not run.generation.has_news:
-            yield unsent or sse.KEEP_ALIVE  # shows the client that its request was accepted
-            unsent = b""
-        async for events in run.generation:
-            for event in events:
-                unsent += chunks.event(event)
-            if unsent or not events:
-                yield unsent or sse.KEEP_ALIVE
-                unsent = b""
-        yield await chunks.end()
-    except Exception as error:
-        yield unsent + sse.error_event(run.failed(error))
-    finally:
-        run.finish()
+        return run.streamed(chunks, await _opening(run, valid, prompts, chunks))
 
 
 def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:

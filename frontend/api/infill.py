@@ -1,9 +1,9 @@
 """Filling in the middle: prompts for `suffix` of completions, and POST /infill, as llama.cpp has it."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -11,8 +11,8 @@ from msgspec import UNSET
 from penstock.frontend.api.body import read
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.engine.generation import StopReason
-from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.frontend.engine.generation import SequenceEvent, StopReason
+from penstock.frontend.errors import ApiError, InvalidParameter, UnsupportedParameter
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
@@ -124,7 +124,7 @@ async def infill(service: Service, record: RequestRecord, body: bytes) -> Reply 
             wrong = await run.schema_error(answer.text, answer.finish_reason)
             return Reply(writer.answer(answer.text, answer.finish_reason, answer.stop_reason, wrong))
         await run.first_news()
-        return run.streamed(_stream(run, writer))
+        return run.streamed(writer)
 
 
 def _parts(request: InfillRequest) -> tuple[str, str, list[InfillExtra]]:
@@ -162,12 +162,29 @@ def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:
 
 
 class _Writer:
-    """Writes answers in llama.cpp's shape."""
+    """Writes answers in llama.cpp's shape: an event for each piece of text, then one with the figures."""
+
+    keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
 
     def __init__(self, run: Run, fields: list[str], *, is_cut: bool) -> None:
         self._run = run
         self._fields = fields
         self._is_cut = is_cut
+        self._is_checked, self._text = bool(run.grammar.checked_schema), ""
+        self._ending: tuple[str, StopReason] = ("", None)
+
+    def event(self, event: SequenceEvent) -> bytes:
+        self._text += event.text if self._is_checked else ""
+        self._ending = event.finish_reason or "", event.stop_reason
+        return sse.event(_encode({"index": 0, "content": event.text, "stop": False})) if event.text else b""
+
+    async def end(self) -> bytes:
+        finish_reason, stop_reason = self._ending
+        wrong = await self._run.schema_error(self._text, finish_reason)
+        return sse.event(self.answer("", finish_reason, stop_reason, wrong))
+
+    def failure(self, error: ApiError) -> bytes:
+        return sse.error_event(error)
 
     def answer(self, content: str, finish_reason: str, stop_reason: StopReason, schema_error: str) -> bytes:
         """The whole answer, or the end of a stream."""
@@ -187,29 +204,6 @@ class _Writer:
             schema_error=schema_error or UNSET,
         )
         return _encode(told if not self._fields else _picked(msgspec.to_builtins(told), self._fields))
-
-
-async def _stream(run: Run, writer: _Writer) -> AsyncGenerator[bytes, None]:
-    """An event for each piece of text, then one with the figures."""
-    is_checked, text = bool(run.grammar.checked_schema), ""
-    finish_reason, stop_reason = "", cast("StopReason", None)
-    try:
-        if not run.generation.has_news:
-            yield sse.KEEP_ALIVE  # shows the client that its request was accepted
-        async for events in run.generation:
-            for event in events:  # at most one: there is one sequence
-                text += event.text if is_checked else ""
-                finish_reason, stop_reason = event.finish_reason or "", event.stop_reason
-                if event.text:
-                    yield sse.event(_encode({"index": 0, "content": event.text, "stop": False}))
-            if not events:
-                yield sse.KEEP_ALIVE
-        wrong = await run.schema_error(text, finish_reason)
-        yield sse.event(writer.answer("", finish_reason, stop_reason, wrong))
-    except Exception as error:
-        yield sse.error_event(run.failed(error))
-    finally:
-        run.finish()
 
 
 def _picked(told: dict[str, Any], paths: list[str]) -> dict[str, Any]:

@@ -7,9 +7,9 @@
         prompt = await service.prompts...
         run = await submit(service, record, valid, [prompt])
     with run:                                              finished on every path, except while a stream goes on
-        return Reply(... await run.answers() ...)          or run.streamed(pieces)
+        return Reply(... await run.answers() ...)          or run.streamed(writer)
 
-Nothing here calls back into a handler.
+A handler is called once and by nobody here; what an API's stream looks like, its `StreamWriter` knows.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Self
+from typing import ClassVar, Protocol, Self
 
 import structlog
 from msgspec import structs
@@ -28,7 +28,7 @@ from penstock.frontend import schema
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.usage import usage
-from penstock.frontend.engine.generation import Generation, OutputRules, StopReason
+from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
 from penstock.frontend.engine.scores import ShownToken
 from penstock.frontend.errors import ApiError, InvalidRequest, UnsupportedParameter, from_exception
 from penstock.frontend.exchange import sse
@@ -63,6 +63,22 @@ class Answer:
     stop_reason: StopReason = None
     scores: list[ShownToken] = field(default_factory=list)
     schema_error: str = ""
+
+
+class StreamWriter(Protocol):
+    """Writes a stream in the form of an API."""
+
+    keep_alive: ClassVar[bytes]
+    """Shows the client that its request goes on, while there is nothing to write."""
+
+    def event(self, event: SequenceEvent) -> bytes:
+        """Write what has come; empty if nothing of it is certain yet."""
+
+    async def end(self) -> bytes:
+        """Write the end of a complete stream."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Write the end of a stream that fails after its first byte."""
 
 
 @dataclass(slots=True)
@@ -147,14 +163,35 @@ class Run:
         """
         await self.generation.wait_first(FIRST_TOKEN_WAIT_SECONDS)
 
-    def streamed(self, pieces: AsyncGenerator[bytes, None], headers: Mapping[str, str] = sse.HEADERS) -> StreamReply:
-        """Reply with these pieces, whose generator finishes the run at its end."""
+    def streamed(
+        self, writer: StreamWriter, opening: bytes = b"", headers: Mapping[str, str] = sse.HEADERS
+    ) -> StreamReply:
+        """Reply with a stream, which finishes the run at its end. `opening`: its first bytes, before any output."""
         if self.record.targets is not None:
             self._warn()
         self._is_streamed = True
+        pieces = self._written(writer, opening)
         return StreamReply(pieces, close=self.finish, headers=dict(headers), fail=self.generation.end)
 
-    def failed(self, error: Exception) -> ApiError:
+    async def _written(self, writer: StreamWriter, unsent: bytes) -> AsyncGenerator[bytes, None]:
+        """The pieces of a stream as they come: the opening, those of the output, the end."""
+        try:
+            if not self.generation.has_news:
+                yield unsent or writer.keep_alive  # shows the client that its request was accepted
+                unsent = b""
+            async for events in self.generation:
+                for event in events:
+                    unsent += writer.event(event)
+                if unsent or not events:
+                    yield unsent or writer.keep_alive
+                    unsent = b""
+            yield await writer.end()
+        except Exception as error:
+            yield unsent + writer.failure(self._failed(error))
+        finally:
+            self.finish()
+
+    def _failed(self, error: Exception) -> ApiError:
         """Record the error of a stream after its first byte; return it as clients are told."""
         if not isinstance(error, ApiError):
             log.error("stream failed", exc_info=error)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -86,6 +86,8 @@ RAW_DIALECT = Dialect(OllamaGenerateAnswer, _generate_fields)
 
 class Lines:
     """The lines of one stream."""
+
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
 
     def __init__(self, run: Run, dialect: Dialect, output_format: OutputFormat) -> None:
         self._dialect, self._run = dialect, run

@@ -1,7 +1,7 @@
 """POST /api/chat and /api/generate"""
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from penstock.frontend.ollama.answers import (
     CHAT_DIALECT,
     GENERATE_DIALECT,
     HEADERS,
-    KEEP_ALIVE,
     RAW_DIALECT,
     Dialect,
     Lines,
@@ -223,23 +222,4 @@ async def _reply(run: Run, dialect: Dialect, output_format: OutputFormat) -> Rep
             return Reply(await whole(run, dialect, output_format))
         lines = Lines(run, dialect, output_format)
         await run.first_news()
-        return run.streamed(_stream(run, lines), HEADERS)
-
-
-async def _stream(run: Run, lines: Lines) -> AsyncGenerator[bytes, None]:
-    """The lines as they come."""
-    unsent = b""
-    try:
-        if not run.generation.has_news:
-            yield KEEP_ALIVE  # shows the client that its request was accepted
-        async for events in run.generation:
-            for event in events:
-                unsent += lines.event(event)
-            if unsent or not events:
-                yield unsent or KEEP_ALIVE
-                unsent = b""
-        yield await lines.end()
-    except Exception as error:
-        yield unsent + lines.failure(run.failed(error))
-    finally:
-        run.finish()
+        return run.streamed(lines, headers=HEADERS)

@@ -1,7 +1,5 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
-from collections.abc import AsyncGenerator
-
 import msgspec
 
 from penstock.frontend.api.body import read
@@ -11,7 +9,6 @@ from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import TooManyValues
-from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
@@ -47,28 +44,8 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         if not run.valid.stream:
             return Reply(await _response(run, writer))
         await run.first_news()
-        reply = run.streamed(_stream(run, writer, writer.opening()))
+        reply = run.streamed(writer, writer.opening())
         return await in_background(reply, writer, is_streamed=is_streamed) if valid.background else reply
-
-
-async def _stream(run: Run, writer: ResponseWriter, opening: bytes) -> AsyncGenerator[bytes, None]:
-    """The events as they come: the opening, those of the output, the complete response."""
-    unsent = opening
-    try:
-        if not run.generation.has_news:
-            yield unsent  # shows the client that its request was accepted
-            unsent = b""
-        async for events in run.generation:
-            for event in events:
-                unsent += writer.event(event)
-            if unsent or not events:
-                yield unsent or sse.KEEP_ALIVE
-                unsent = b""
-        yield await writer.end()
-    except Exception as error:
-        yield unsent + writer.failure(run.failed(error))
-    finally:
-        run.finish()
 
 
 async def _validated(

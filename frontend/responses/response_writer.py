@@ -2,7 +2,7 @@
 
 import sqlite3
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import structlog
@@ -56,6 +56,8 @@ class ResponseWriter:
         self._finish_reason = ""
         self._schema_error: str | UnsetType = UNSET
         self._events = EventWriter()
+
+    keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
 
     def opening(self) -> bytes:
         """The events before any output."""
