@@ -280,10 +280,11 @@ class SchedulerRoom extends HTMLElement {
     this.queueTold.textContent = store.numWaiting ? `${store.numWaiting.toLocaleString("en")} wait: ${kinds}.` : "Nobody waits.";
     this.queueTable.hidden = !store.queue.length;
     if (this.queueTable.contains(document.activeElement)) return; // a button must not vanish under somebody's finger
-    fillTable(this.queueTable, ["Request", "Waits", "Prompt", "Why"], store.queue.map((each) => [
+    const shown = store.queue; // the next batch brings another one, before the table is filled again
+    fillTable(this.queueTable, ["Request", "Waits", "Prompt", "Why"], shown.map((each) => [
       shortId(each.key + (each.index ? `/${each.index}` : "")), each.arrived ? duration(store.now - each.arrived) : "–",
       `${each.prompt_tokens.toLocaleString("en")} tokens`, each.reason,
-    ]), (place) => this.select(store.queue[place].key, store.queue[place].index));
+    ]), (place) => this.select(shown[place].key, shown[place].index));
   }
 
   tellRows() {
