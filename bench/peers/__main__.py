@@ -31,7 +31,7 @@ from bench.peers.report import markdown
 from bench.peers.systems import PENSTOCK, PENSTOCK_BF16, Asked, System, prepare, started
 from bench.peers.workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
 from bench.shapes_folder import SHAPES, described
-from penstock.kernels.native.build import cache_folder
+from penstock.config.cache_folder import cache_folder
 from penstock.lab.calibration.rates import read_rate
 
 _PEERS = (PENSTOCK_BF16, *PEERS)

@@ -152,6 +152,12 @@ def spelling_kind(decoder: dict[str, Any] | None) -> str:
     return "space_mark" if marks == [True] else "other"
 
 
+def _decoder_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The decoder as tokenizer.json has it. Writing the whole tokenizer would take half a second if it is large."""
+    decoder = tokenizer.decoder
+    return None if decoder is None else dict(msgspec.json.decode(decoder.__getstate__()))
+
+
 def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     if decoder is None:
         return []
@@ -177,7 +183,7 @@ class TextTokenizer:
     def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, Any], num_threads: int = NUM_THREADS) -> None:
         self._tokenizer = tokenizer
         self.special_tokens = special_tokens  # by transformers' names, as chat templates see them
-        kind = spelling_kind(msgspec.json.decode(tokenizer.to_str(), type=_TokenizerFile).decoder)
+        kind = spelling_kind(_decoder_of(tokenizer))
         added = tokenizer.get_added_tokens_decoder().items()
         self._special_ids = {token.content: token_id for token_id, token in added if token.special}
         special_ids = frozenset(self._special_ids.values())
@@ -298,7 +304,6 @@ class _AddedToken(msgspec.Struct):
 
 class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
-    decoder: dict[str, Any] | None = None
 
 
 class _ListedToken(msgspec.Struct):

@@ -66,8 +66,8 @@ class BuildError(Exception):
     """The kernels cannot be compiled here; the message says why in one sentence."""
 
 
-def cache_folder() -> Path:
-    """`$PENSTOCK_CACHE_DIR`, or `penstock` in the user's cache folder."""
+def _cache_folder() -> Path:
+    """As in config/cache_folder.py, which cannot be imported here."""
     if chosen := os.environ.get("PENSTOCK_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
@@ -218,12 +218,12 @@ def _library_path() -> Path | None:
         return None
     stat = os.stat(compiler)
     made_by = hashlib.sha256(repr((compiler, stat.st_size, stat.st_mtime_ns)).encode())
-    return cache_folder() / f"{_native_name()}-{made_by.hexdigest()[:8]}.so"
+    return _cache_folder() / f"{_native_name()}-{made_by.hexdigest()[:8]}.so"
 
 
 def _newest_kept() -> Path | None:
     """Without a compiler, any compiler's library will do: the newest one for these sources and this processor."""
-    found = [path for path in cache_folder().glob(f"{_native_name()}-*.so") if path.is_file() and _is_ours(path)]
+    found = [path for path in _cache_folder().glob(f"{_native_name()}-*.so") if path.is_file() and _is_ours(path)]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 

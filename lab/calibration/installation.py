@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from penstock.config.cache_folder import cache_folder
 from penstock.gpu_worker.devices.cpu import multiplies_bf16_matrices, num_cores
-from penstock.kernels.native.build import built_library, cache_folder, find_compiler
+from penstock.kernels.native.build import built_library, find_compiler
 from penstock.lab.planning.requests import Installation
 
 _DRIVER = Path("/proc/driver/nvidia/version")

@@ -10,10 +10,11 @@ import msgspec
 import structlog
 import torch
 
+from penstock.config.cache_folder import cache_folder
 from penstock.gpu_worker.devices.cpu import num_cores
 from penstock.gpu_worker.devices.open import choose_dtype
 from penstock.ipc.version import VERSION
-from penstock.kernels.native.build import built_library, cache_folder
+from penstock.kernels.native.build import built_library
 from penstock.lab.calibration.probes import TINY, Probes
 from penstock.lab.calibration.rates import device_rates, read_rate
 from penstock.lab.planning.machines import Machine

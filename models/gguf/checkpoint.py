@@ -1,9 +1,11 @@
 """A checkpoint in one GGUF file or its parts, which hold configuration, tokenizer and weights."""
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from penstock.config.cache_folder import kept
 from penstock.config.options import ConfigError
 from penstock.models.description.decoder import Decoder
 from penstock.models.families.registry import parse_model_config
@@ -82,8 +84,14 @@ class GGUFCheckpoint:
         return self._tokenizer.tokenizer_config()
 
     def tokenizer(self) -> bytes:
-        """A tokenizer.json of the file's vocabulary."""
-        return self._tokenizer.tokenizer_json()
+        """A tokenizer.json of the file's vocabulary.
+
+        Making one takes seconds for a large vocabulary, and each process of a server needs it, so it is kept.
+        """
+        digest = hashlib.blake2b(self._container.header, digest_size=16)
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            digest.update(path.read_bytes())
+        return kept("tokenizer", digest.hexdigest(), self._tokenizer.tokenizer_json)
 
     def chat_template(self) -> str | None:
         """The default template."""

@@ -41,6 +41,7 @@ class Container(NamedTuple):
 
     metadata: dict[str, Any]  # of the first part; arrays are sequences
     tensors: dict[str, StoredTensor]  # by GGUF's names; shapes are [..., outputs, inputs], as in torch
+    header: memoryview  # of the first part: the bytes that the metadata was read from
 
 
 def read_container(path: Path) -> Container:
@@ -50,16 +51,16 @@ def read_container(path: Path) -> Container:
         LoadError: a file is damaged or missing, or has an unsupported tensor type.
     """
     first, *others = part_paths(path)
-    metadata, tensors = _read_part(first)
+    metadata, tensors, header = _read_part(first)
     for other in others:
-        its = _read_part(other)[1]
+        its = _read_part(other).tensors
         if twice := next((name for name in its if name in tensors), None):
             raise LoadError(f"{str(other)!r} has the tensor {shown(twice)}, which another part has, too")
         tensors |= its
     count = metadata.get("split.tensors.count")
     if isinstance(count, int) and count != len(tensors):
         raise LoadError(f"{str(first)!r} and its parts should have {count} tensors and have {len(tensors)}")
-    return Container(metadata, tensors)
+    return Container(metadata, tensors, header)
 
 
 def part_names(name: str) -> list[str]:
@@ -189,7 +190,7 @@ class _Info(NamedTuple):
     offset: int
 
 
-def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def _read_part(path: Path) -> Container:
     mapped = cache(partial(_mapped, path))
     data = mapped()
     cursor = _Cursor(data)
@@ -211,7 +212,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     tensors = {info.name: _stored(path, info, begin, len(data), mapped) for info in infos}
     if len(tensors) != len(infos):
         raise LoadError(f"{str(path)!r} is damaged: it lists a tensor twice")
-    return metadata, tensors
+    return Container(metadata, tensors, data[: cursor.at])
 
 
 def _check_beginning(path: Path, data: memoryview) -> None:
