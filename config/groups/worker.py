@@ -109,7 +109,7 @@ class WorkerOptions(Options, frozen=True):
         Meta(
             description="Kernels on a CPU: 'native' are in C++, and are compiled first if necessary (this takes "
             "seconds and a C++ compiler); 'torch' are PyTorch's own. 'auto' takes the native ones where "
-            "they can be had, and leaves long steps with much attention to torch, in bfloat16 on AMX."
+            "they can be had."
         ),
     ] = "auto"
     enforce_eager: Annotated[

@@ -9,7 +9,7 @@ import torch
 from penstock.config import ConfigError
 from penstock.config.options import CpuKernels, DTypeName
 from penstock.config.slow_kernels import slow_kernels
-from penstock.gpu_worker.devices.cpu import CpuDevice, computes_in_bf16, multiplies_bf16_matrices, num_cores
+from penstock.gpu_worker.devices.cpu import CpuDevice, computes_in_bf16, num_cores
 from penstock.gpu_worker.devices.cuda import CudaDevice
 from penstock.gpu_worker.devices.device import Device
 from penstock.kernels.native.build import BuildError, build, built_library, find_compiler
@@ -66,8 +66,7 @@ def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
             log.warning("CPU kernels not compiled", error=str(error))
     if path is None:
         log.warning("no native CPU kernels", reason=slow_kernels("cpu", "torch"))
-    leaves_long_steps = kernels == "auto" and multiplies_bf16_matrices()
-    return None if path is None else Library(path, num_threads, leaves_long_steps=leaves_long_steps)
+    return None if path is None else Library(path, num_threads)
 
 
 def choose_dtype(

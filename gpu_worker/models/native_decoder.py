@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from operator import sub
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
-from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
+from penstock.gpu_worker.models.decoder import DecoderWeights
 from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, LayerCounter, WholeStep
 from penstock.gpu_worker.models.native_program import ProgramWriter
 from penstock.gpu_worker.models.rope import Rope
@@ -21,17 +20,10 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.program.program import GroupPages, Program, RotaryTable
-from penstock.models.description.decoder import Attention, Decoder, DenseMLP, positions_seen
+from penstock.models.description.decoder import Decoder
 
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower
-
-_LONG = 128
-"""Tokens of the shortest steps that torch may compute: it needs all weights unpacked."""
-
-_MUCH_ATTENTION = 1 / 8
-"""Attention's multiplications per multiplication with a weight, from which on torch is faster: it has bf16 matrix
-instructions for both, the native kernels for weights only. Measured on an Emerald Rapids Xeon."""
 
 
 class NativeDecoderModel:
@@ -43,6 +35,8 @@ class NativeDecoderModel:
     """
 
     can_be_captured = False
+    kernels = "native"
+    is_batch_invariant = True
 
     def __init__(
         self,
@@ -52,7 +46,6 @@ class NativeDecoderModel:
         *,
         ranks: Ranks = ALONE,
         rounds_inputs: bool = False,
-        long_on_torch: bool = False,
     ) -> None:
         """Packs the weights, layer by layer.
 
@@ -62,8 +55,6 @@ class NativeDecoderModel:
             library: the kernels.
             ranks: the ranks that hold the model together; `weights` are this rank's part.
             rounds_inputs: as in `Library.pack` and `Library.pack_quantized`, for all weights.
-            long_on_torch: whether torch computes steps of many tokens with much attention, which changes their bits.
-                Layers must be attention and dense MLPs, and weights bf16; they are unpacked for torch one at a time.
         """
         self.config = config
         self._library = library
@@ -80,12 +71,6 @@ class NativeDecoderModel:
         self._deepened: Program | None = None  # for steps with pictures that add to layers
         self._pool: tuple[KVPool, NativePool] | None = None
         self._ropes = {rope: Rope(rope) for rope in writer.ropes}
-        self._torch: DecoderModel | None = None
-        self.kernels = "native+torch" if long_on_torch else "native"
-        self.is_batch_invariant = not long_on_torch
-        if long_on_torch:
-            self._torch = DecoderModel(config, unpacking, ranks=ranks, dtype=torch.bfloat16)
-            self._torch.ropes = self._ropes
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         for rope in self._ropes.values():
@@ -94,15 +79,11 @@ class NativeDecoderModel:
     def count_layers(self, counter: LayerCounter) -> None:
         """See `CountsLayers`."""
         self._library.count_layers(counter)
-        if self._torch is not None:
-            self._torch.count_layers(counter)
 
     def tap(self, layers: Sequence[int]) -> None:
         """See `HandsOutLayers`."""
         self._program, self._tapped_width = self._writer.tapped(layers)
         self._deepened = None
-        if self._torch is not None:
-            self._torch.tap(layers)
 
     @property
     def enters_rows(self) -> bool:
@@ -115,9 +96,6 @@ class NativeDecoderModel:
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """fp32[T, H]."""
-        if self._torch is not None and inputs.input_ids.shape[0] >= _LONG and self._is_for_torch(inputs):
-            hidden, self.tapped = self._torch.forward(inputs, kv).float(), self._torch.tapped
-            return hidden
         program, added = self._program, None
         if inputs.images is not None and inputs.images.places is not None:
             if (deep := inputs.images.deep(self.config.hidden_size)) is not None:
@@ -158,9 +136,8 @@ class NativeDecoderModel:
         if len(tables) < len(self._ropes):
             return None
         step = self._program.step(token_ids, page_tables, tables, self._pool_of(kv))
-        max_tokens = sys.maxsize if self._torch is None else _LONG - 1
         if (part := self._part) is None:
-            return WholeStep(step.compute, max_tokens, step)
+            return WholeStep(step.compute, sys.maxsize, step)
 
         def compute(
             rows: Int32Array,
@@ -175,22 +152,7 @@ class NativeDecoderModel:
             logits = step.compute(rows, start, num_new, samples, given, hidden, taps, paths)
             return part.gathered(logits) if len(samples) else logits.new_empty(0, part.vocab_size)
 
-        return WholeStep(compute, max_tokens)
-
-    def _is_for_torch(self, inputs: ForwardInputs) -> bool:
-        if not self._library.multiplies_tiles:
-            return True
-        begins, lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()
-        chunks = [(length - count, count) for length, count in zip(lens, map(sub, begins[1:], begins), strict=True)]
-        num_attention, num_weights = 0.0, 0
-        for layer in self.config.layers:
-            mixer, mlp = layer.mixer, layer.mlp
-            assert isinstance(mixer, Attention)
-            assert isinstance(mlp, DenseMLP)
-            seen = sum(positions_seen(*chunk, mixer.window) for chunk in chunks)
-            num_attention += 2 * mixer.num_heads * mixer.head_dim * seen
-            num_weights += self.config.hidden_size * (mixer.width + mlp.width)
-        return num_attention > _MUCH_ATTENTION * num_weights * inputs.input_ids.shape[0]
+        return WholeStep(compute, sys.maxsize)
 
     def _with_embeddings(self, inputs: ForwardInputs, images: ImageInputs) -> ForwardInputs:
         """Put embeddings in place of tokens. One rank alone does so, because the ranks' embeddings are added up."""

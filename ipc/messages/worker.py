@@ -46,7 +46,7 @@ class WorkerHello(Message, frozen=True):
     longest_usual_prompt: Annotated[int, Meta(ge=0)] = 0
     """Longer prompts treat positions differently, so they share no pages with shorter ones. 0: no difference."""
     is_each_length_special: bool = False  # beyond it, pages are shared only by prompts of the same length
-    kernels: ShortText = ""  # what computes the model: "native", "native+torch", "torch", "triton", "transformers"
+    kernels: ShortText = ""  # what computes the model: "native", "torch", "triton", "transformers"
     num_host_pages: Annotated[int, Meta(ge=0, le=2**26)] = 0  # pages of the host tier, numbered from 0
     page_bytes: Annotated[int, Meta(ge=0)] = 0  # of any group's page, on the device and on the host; 0: unknown
     host_copy_speed: Annotated[int, Meta(ge=0)] = 0  # bytes per second between device and host; 0: unknown

@@ -110,16 +110,13 @@ class PackedLinear(NamedTuple):
 class Library:
     """The functions of one compiled library. Not thread-safe."""
 
-    def __init__(
-        self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING, *, leaves_long_steps: bool = False
-    ) -> None:
+    def __init__(self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING) -> None:
         """Load the library.
 
         Args:
             path: of the library that `build` has compiled.
             num_threads: the most threads to use.
             worth_waking: number of multiplications in one call from which further threads take part.
-            leaves_long_steps: whether torch computes long steps in bf16, because it is much faster there.
         """
         self.functions = ctypes.CDLL(str(path))
         self.reason: BaseException | None = None
@@ -159,7 +156,6 @@ class Library:
         self.name = path.stem
         """The name of the library, which identifies sources, compiler and processor."""
         self.num_threads = num_threads
-        self.leaves_long_steps = leaves_long_steps
         self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
         """Whether one instruction multiplies pairs of bf16. If it is set to true, several instructions emulate it."""
         self.multiplies_tiles = bool(self.functions.penstock_multiplies_tiles())

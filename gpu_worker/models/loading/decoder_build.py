@@ -78,20 +78,13 @@ def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDeco
     if library is None or lacks is not None:
         weights = read_weights(config, reader._replace(library=None))
         return DecoderModel(config, weights, ranks=reader.ranks, dtype=reader.dtype)
-    computes_in_bf16 = reader.dtype == torch.bfloat16
-    # For other blocks torch would need unpacked weights, but these are kept only packed.
-    is_plain = config.layer_inputs is None and all(
-        isinstance(layer.mixer, Attention) and isinstance(layer.mlp, DenseMLP) and layer.beside_mlp is None
-        for layer in config.layers
-    )
     packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
     return NativeDecoderModel(
         config,
         read_weights(config, packed),
         library,
         ranks=reader.ranks,
-        rounds_inputs=computes_in_bf16,
-        long_on_torch=computes_in_bf16 and library.leaves_long_steps and is_plain,
+        rounds_inputs=reader.dtype == torch.bfloat16,
     )
 
 

@@ -16,18 +16,19 @@
 #include "../machine/team.h"
 #include "floats.h"
 #include "pairs.h"
+#include "tiles.h"
 
 namespace penstock {
 
-// See `attend`; Block: FloatBlock or PairBlock.
+// See `attend`; Block: FloatBlock, PairBlock or TileBlock.
 template <typename Block, typename Kv = typename Block::Stored>
 void attend_in(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const RowPages& row, int kv_head,
                const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,
                int first_head, int num_heads, const int32_t* last_seen) {
   const int heads = num_heads ? num_heads : shape.group(), first = kv_head * shape.group() + first_head;
   const int dim = shape.head_dim, value_dim = shape.of_values();
-  const int padded = round_up(dim, Block::kPadding), padded_values = round_up(value_dim, kLanes);
-  const int num_pairs = num_queries * heads, together = num_pairs <= 2 ? num_pairs : kMostTogether;
+  const int padded = round_up(dim, Block::kPadding), padded_values = round_up(value_dim, Block::kValuePadding);
+  const int num_pairs = num_queries * heads, together = Block::together(num_pairs);
   const int room = round_up(num_pairs, together);
   thread_local std::vector<Floats> scratch;  // aligned: loads across two cache lines take twice as long
   thread_local std::vector<Seen> seen;
@@ -51,6 +52,7 @@ void attend_in(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages
       masses[p * kLanes] = 1.0f;
     }
   }
+  block.begin(together);
   auto find = [&, begin = begin, last = last](int at) {
     return find_keys(shape, k_pages, v_pages, row, kv_head, at, begin, last + 1, reinterpret_cast<const Kv*>(zeros));
   };
@@ -63,15 +65,9 @@ void attend_in(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages
       block.put(v, here, next, dim, value_dim);
       here = next;
     }
-    for (int p = 0; p < num_pairs; p += together) {
-      using Number = std::remove_reference_t<decltype(*block.queries)>;
-      const auto take = together == 1   ? take_block<1, Number>
-                        : together == 2 ? take_block<2, Number>
-                                        : take_block<kMostTogether, Number>;
-      take(block.queries + p * block.query_size(), block.keys, block.values, seen.data() + p, shape.window,
-           shape.softcap, at, num_vectors, block.query_size(), padded_values, maxima + p, masses + p * kLanes,
-           sums + p * padded_values);
-    }
+    const Taking taking{seen.data(), shape.window, shape.softcap, at,           num_vectors,
+                        maxima,      masses,       sums,          padded_values};
+    for (int p = 0; p < num_pairs; p += together) block.take(p, together, taking);
   }
   for (int p = 0; p < num_pairs; p++) {
     float* to = out + size_t(p / heads) * out_stride + (first + p % heads) * value_dim;
@@ -95,7 +91,7 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
 #ifdef __AVX512BF16__
   // Latents are multiplied as floats: what rounding of their queries would cost has not been measured.
   if constexpr (std::is_same_v<Kv, bf16>)
-    if (v_pages) in = attend_in<PairBlock>;
+    if (v_pages) in = kMultipliesTiles && may_use_tiles() ? attend_in<TileBlock> : attend_in<PairBlock>;
 #endif
   in(shape, k_pages, v_pages, row, kv_head, q, stride, num_queries, first_position, out, out_stride, first_head,
      num_heads, last_seen);

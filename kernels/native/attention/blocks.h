@@ -36,7 +36,12 @@ struct RowPages {
   int place(int position) const { return position < first_placed ? position : places[position - first_placed]; }
 };
 
-constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+constexpr bool kMultipliesTiles = true;
+#else
+constexpr bool kMultipliesTiles = false;
+#endif
+constexpr int kQueryTile = kMultipliesTiles ? 32 : 8;  // queries of one row that share a pass over the keys
 constexpr int kMostShared = 1 << 16;  // most floats of such queries and sums: they stay in a core's own cache
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums fit in registers
 constexpr int kVectors = 4;  // vectors of 16 keys in a block
@@ -151,6 +156,14 @@ inline void weigh(Floats (&scores)[kTogether][kVectors], const Seen* seen, int w
   }
 }
 
+// Weights as pairs of bf16, of neighbouring keys. With an odd number of vectors, a vector of zeros follows.
+inline void round_weights(const float* weights, int num_keys, uint32_t* rounded) {
+  for (int j = 0; j < num_keys; j += 2 * kLanes) {
+    const Floats upper = j + kLanes < num_keys ? load16(weights + j + kLanes) : Floats{};
+    store(rounded + j / 2, pairs_of(load16(weights + j), upper));
+  }
+}
+
 // Products are of floats, or of words with a pair of bf16 each.
 template <typename Number>
 using VectorOf = std::conditional_t<std::is_same_v<Number, float>, Floats, Words>;
@@ -208,30 +221,51 @@ inline void accumulate_all(const Number (&weights)[kTogether][kNumbers], const f
   for (; d < padded; d += kLanes) accumulate<1>(weights, kept, values, d, count, padded, sums);
 }
 
-// Updates the running maxima, masses and sums of kTogether queries with the first `num_vectors` times 16 keys of a
-// block, which begins at position `at`. size: numbers of a query.
+// What the pairs of a query and a head have come to, and the block of keys that is taken next.
+struct Taking {
+  const Seen* seen;  // [pairs], as the others
+  int window;
+  float softcap;
+  int at, num_vectors;  // the first key's position; 16 keys each
+  float *maxima, *masses, *sums;  // [pairs], [pairs][16], [pairs][padded_values]
+  int padded_values;
+};
+
+// Updates the running maxima, masses and sums of kTogether pairs, number p and on, with the first keys of a block.
+// size: numbers of a query.
 template <int kTogether, typename Number>
-inline void take_block(const Number* queries, const Number* keys, const Number* const* values, const Seen* seen,
-                       int window, float softcap, int at, int num_vectors, int size, int padded_values, float* maxima,
-                       float* masses, float* sums) {
+inline void take_block(const Number* queries, const Number* keys, const Number* const* values, int size, int p,
+                       const Taking& taking) {
+  const int num_vectors = taking.num_vectors, padded_values = taking.padded_values;
   Floats scores[kTogether][kVectors] = {};
   float weights[kTogether][kBlockKeys], kept[kTogether];
+  queries += p * size;
   int first = 0;
   for (; first + 2 <= num_vectors; first += 2) score<2>(queries, keys, size, first, scores);
   if (first < num_vectors) score<1>(queries, keys, size, first, scores);
-  weigh(scores, seen, window, softcap, at, num_vectors, maxima, masses, weights, kept);
+  weigh(scores, taking.seen + p, taking.window, taking.softcap, taking.at, num_vectors, taking.maxima + p,
+        taking.masses + p * kLanes, weights, kept);
+  float* const sums = taking.sums + p * padded_values;
   const int num_keys = num_vectors * kLanes;
   if constexpr (std::is_same_v<Number, float>) {
     accumulate_all(weights, kept, values, num_keys, padded_values, sums);
   } else {
     Number rounded[kTogether][kBlockKeys / 2];
-    for (int r = 0; r < kTogether; r++)
-      for (int j = 0; j < num_keys; j += 2 * kLanes) {
-        const Floats upper = j + kLanes < num_keys ? load16(weights[r] + j + kLanes) : Floats{};
-        store(rounded[r] + j / 2, pairs_of(load16(weights[r] + j), upper));
-      }
+    for (int r = 0; r < kTogether; r++) round_weights(weights[r], num_keys, rounded[r]);
     accumulate_all(rounded, kept, values, num_keys / 2, padded_values, sums);
   }
+}
+
+// As many pairs at a time as there are, or as fit in registers.
+inline int num_together(int num_pairs) { return num_pairs <= 2 ? num_pairs : kMostTogether; }
+
+template <typename Number>
+inline void take_pairs(const Number* queries, const Number* keys, const Number* const* values, int size, int p,
+                       int count, const Taking& taking) {
+  const auto take = count == 1   ? take_block<1, Number>
+                    : count == 2 ? take_block<2, Number>
+                                 : take_block<kMostTogether, Number>;
+  take(queries, keys, values, size, p, taking);
 }
 
 }  // namespace penstock

@@ -54,7 +54,7 @@ void find_values(const Places<Kv>& places, int dim, int padded, float* room, con
 template <typename Kv>
 struct FloatBlock {
   using Stored = Kv;
-  static constexpr int kPadding = kLanes;  // of queries and keys
+  static constexpr int kPadding = kLanes, kValuePadding = kLanes;  // of queries and keys
 
   float *queries, *keys, *widened;  // [queries][padded], [vectors][padded][16], [keys][padded_values]
   int padded, padded_values;
@@ -71,6 +71,17 @@ struct FloatBlock {
   }
 
   int query_size() const { return padded; }
+
+  // How many pairs of a query and a head are computed at a time.
+  static int together(int num_pairs) { return num_together(num_pairs); }
+
+  // Called once, before the first block.
+  void begin(int) const {}
+
+  // Pairs number p and on.
+  void take(int p, int count, const Taking& taking) const {
+    take_pairs(queries, keys, values, query_size(), p, count, taking);
+  }
 };
 
 }  // namespace penstock

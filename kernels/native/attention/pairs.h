@@ -42,7 +42,7 @@ inline Words load_halves(const bf16* at, int count) {
   Halves halves = {};
   if (count >= kLanes)
     halves = load<Halves>(at);
-  else
+  else if (count > 0)
     std::memcpy(&halves, at, count * sizeof(bf16));
   return __builtin_convertvector(halves, Words);
 }
@@ -69,7 +69,7 @@ inline void round_query(const float* from, int dim, int padded, float scale, uin
 // As FloatBlock.
 struct PairBlock {
   using Stored = bf16;
-  static constexpr int kPadding = kPairLanes;
+  static constexpr int kPadding = kPairLanes, kValuePadding = kLanes;
 
   uint32_t *queries, *keys, *joined;  // [queries][padded / 2], [vectors][padded / 2][16], [keys / 2][padded_values]
   int padded, padded_values;
@@ -94,6 +94,12 @@ struct PairBlock {
   }
 
   int query_size() const { return padded / 2; }
+
+  static int together(int num_pairs) { return num_together(num_pairs); }
+  void begin(int) const {}
+  void take(int p, int count, const Taking& taking) const {
+    take_pairs(queries, keys, values, query_size(), p, count, taking);
+  }
 };
 
 }  // namespace penstock

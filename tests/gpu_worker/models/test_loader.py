@@ -121,11 +121,9 @@ def test_conversion(folder: Path) -> None:
     assert torch.equal(rows(weights.embedding), rows(load(folder).embedding).bfloat16())
 
 
-@pytest.mark.parametrize("leaves_long_steps", [False, True])
-def test_bf16_weights_are_in_memory_once(folder: Path, leaves_long_steps: bool) -> None:
-    """All steps are computed from the same copy, also where torch knows a faster way for long ones."""
+def test_bf16_weights_are_in_memory_once(folder: Path) -> None:
     try:
-        library = Library(build(), 1, leaves_long_steps=leaves_long_steps)
+        library = Library(build(), 1)
     except BuildError as error:
         pytest.skip(str(error))
     config = load_model_config(folder)
@@ -135,9 +133,7 @@ def test_bf16_weights_are_in_memory_once(folder: Path, leaves_long_steps: bool) 
     made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
     num_parameters = sum(math.prod(shape) for shape in (expected_tensors(config) or {}).values())
     assert round(made / (2 * num_parameters)) == 1  # but for norms and padding
-    assert (model.kernels, model.is_batch_invariant) == (
-        ("native+torch", False) if leaves_long_steps else ("native", True)
-    )
+    assert (model.kernels, model.is_batch_invariant) == ("native", True)
 
 
 def large_tensors() -> dict[int, torch.UntypedStorage]:

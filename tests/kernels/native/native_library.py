@@ -1,7 +1,9 @@
 """The compiled CPU kernels for tests, and their parts as functions of tensors."""
 
 import ctypes
+import os
 from ctypes import c_float, c_int32, c_void_p
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ def load_library(num_threads: int) -> Library:
     Skips where there is no compiler.
     """
     try:
-        library = Library(build.build(), num_threads, worth_waking=0)
+        built = Path(path) if (path := os.environ.get("PENSTOCK_TEST_KERNELS")) else build.build()
+        library = Library(built, num_threads, worth_waking=0)
         library.multiplies_bf16 = True
         return library
     except build.BuildError as error:

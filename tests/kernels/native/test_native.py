@@ -305,24 +305,6 @@ def test_a_negative_slot_keeps_nothing(library: Library) -> None:
     assert not world.kv.blocks.any()
 
 
-@pytest.mark.parametrize("kind", ["plain", "one kv head, biases", "odd sizes, tied", "q and k norms"])
-@torch.inference_mode()
-def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
-    """From the same packed weights."""
-    config = dense_config(_TINY | _KINDS[kind])
-    stored = weights(config, torch.bfloat16)
-    model = NativeDecoderModel(config, stored, library, long_on_torch=True)
-    world = World(config, 16, torch.bfloat16)
-    found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
-    expected = world.run(NativeDecoderModel(config, stored, library), alone(world))
-    assert not torch.equal(found[3], expected[3])
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).abs().max() < 0.05 * other.abs().max()
-    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), [world.tables[0]], world.kv)
-    assert whole_step is not None
-    assert 110 <= whole_step.max_tokens < 131
-
-
 @pytest.mark.parametrize("inner", [10, 32, 512, 526])
 @torch.inference_mode()
 def test_rounded_inputs_of_any_number_give_a_token_the_same_bits_in_long_steps(library: Library, inner: int) -> None:
@@ -336,21 +318,6 @@ def test_rounded_inputs_of_any_number_give_a_token_the_same_bits_in_long_steps(l
     for one, other, each in zip(found, world.run(model, alone(world)), expected, strict=True):
         assert torch.equal(one, other)
         assert (one - each).abs().max() < 0.05 * each.abs().max()
-
-
-@pytest.mark.parametrize("has_tiles", [False, True])
-@torch.inference_mode()
-def test_long_steps_with_little_attention_are_left_to_torch_only_without_tiles(
-    library: Library, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library, "multiplies_tiles", has_tiles)
-    config = dense_config(_TINY | {"intermediate_size": 3000})
-    stored = weights(config, torch.bfloat16)
-    model = NativeDecoderModel(config, stored, library, long_on_torch=True)
-    world = World(config, 16, torch.bfloat16)
-    found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
-    expected = world.run(NativeDecoderModel(config, stored, library), alone(world))
-    assert torch.equal(found[3], expected[3]) == has_tiles
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

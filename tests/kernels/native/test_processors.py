@@ -43,6 +43,21 @@ def test_the_same_bits_by_other_instructions(tmp_path: Path, monkeypatch: pytest
     assert len(set(found.values())) == 1, found
 
 
+def test_attention_by_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By emulated tiles, in the cases that other instructions compute; a processor with tiles needs no emulation."""
+    has = set(build._processor().split())
+    if build.find_compiler() is None or not build._V4 | {"avx512_bf16"} <= has or "amx_bf16" in has:
+        pytest.skip("needs a compiler, and a processor that multiplies pairs of bf16, but no tiles")
+    monkeypatch.setenv("PENSTOCK_TEST_CXXFLAGS", f"{TILES} -mavx512bf16 -O1")
+    library = tmp_path / "kernels.so"
+    build._compile("x86-64-v4", library)
+    monkeypatch.setenv("PENSTOCK_TEST_KERNELS", str(library))
+    tests = ["tests/kernels/native/test_attention.py", "-k", "plain_softmax or picture or large"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 @only_in_soak
 @pytest.mark.timeout(600)
 def test_the_kernels_compile_for_tiles(tmp_path: Path) -> None:
