@@ -74,6 +74,11 @@ class SchedulerPart:
         """
         raise NotImplementedError
 
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        """`of` has returned None for this worker: return why a request cannot run without the part."""
+        return None
+
     def accepts(self, request: Request) -> Refusal | None:
         """A request has come, or it waits and the worker is another one: return why it cannot run here."""
         return None
@@ -321,8 +326,11 @@ class Parts:
     @classmethod
     def of(cls, scheduler: "Scheduler", before: "Parts") -> "Parts":
         """The parts for a scheduler's current worker; `before`: those of the worker before."""
-        found = (kind.of(scheduler, before._last.get(kind)) for kind in brought("scheduler", SchedulerPart))
-        parts = cls(part for part in found if part is not None)
+        found = {kind: kind.of(scheduler, before._last.get(kind)) for kind in brought("scheduler", SchedulerPart)}
+        parts = cls(part for part in found.values() if part is not None)
+        parts.accepts[:0] = [
+            kind.missed for kind, part in found.items() if part is None and kind.missed is not SchedulerPart.missed
+        ]
         parts._last = before._last | parts._by_kind
         return parts
 

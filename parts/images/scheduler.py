@@ -74,6 +74,10 @@ class ImageGate(Gate):
             return cls(scheduler.waiting, limits, scheduler.trials)
         return before
 
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        return NO_IMAGES if request.images else None
+
     def __init__(self, waiting: WaitingQueue, limits: WorkerLimits, trials: Trials) -> None:
         super().__init__(waiting, trials)
         self._limits = limits
@@ -340,19 +344,6 @@ class ImageGate(Gate):
         self.messages.append(DropEmbedding(live.embedding_id))
 
 
-class NoImages(SchedulerPart):
-    """A worker that takes texts only."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
-        return None if scheduler.limits.max_embedding_bytes else cls()
-
-    def accepts(self, request: Request) -> Refusal | None:
-        return NO_IMAGES if request.images else None
-
-
 class WholeImages(SchedulerPart):
     """For models in which the positions of an image attend to each other: chunks end before an image, or behind it."""
 
@@ -401,4 +392,4 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
     return None
 
 
-PARTS = (ImageGate, NoImages, WholeImages)
+PARTS = (ImageGate, WholeImages)
