@@ -15,10 +15,11 @@ from penstock.core.kv.holder import PageTables
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import Heard
 from penstock.core.scheduling.policy import Policy
-from penstock.core.scheduling.trials import Suspect
+from penstock.core.scheduling.trials import Suspect, Trials
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk, InFlightStep
 from penstock.ipc.messages import ErrorCode, Message
 from penstock.ipc.overrides import calls, overriding
@@ -44,9 +45,6 @@ class SchedulerPart:
 
     stats_field: ClassVar[str] = ""
     """The field of `EngineStats` that `stats` fills; empty: there is nothing to tell."""
-
-    asks_worker: ClassVar[bool] = False
-    """Whether what it waits for is made by the worker: then it is asked for before others are preempted."""
 
     holds_for: ClassVar[str] = ""
     """What it holds requests for, where `why` has figures: a kind of reason (`step_record.py`)."""
@@ -75,6 +73,11 @@ class SchedulerPart:
                 scheduler's first worker.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        """`of` has returned None for this worker: return why a request cannot run without the part."""
+        return None
 
     def accepts(self, request: Request) -> Refusal | None:
         """A request has come, or it waits and the worker is another one: return why it cannot run here."""
@@ -236,6 +239,27 @@ class SchedulerPart:
         return ()
 
 
+class Gate(SchedulerPart):
+    """Lets a request enter a row only once the worker has made something for it, which is asked for before a plan.
+
+    Nobody is preempted for a request before what it needs is made.
+    """
+
+    __slots__ = ("_waiting", "messages", "trials")
+
+    def __init__(self, waiting: WaitingQueue, trials: Trials) -> None:
+        self._waiting = waiting
+        self.messages: list[Message] = []  # for the worker, until they are taken
+        self.trials = trials
+        """Shared by all gates: one suspect at a time is made, and nothing else beside it."""
+
+    def take_before_plan(self) -> ListOf[Message]:
+        if not self.messages:
+            return ()
+        messages, self.messages = self.messages, []
+        return messages
+
+
 def check_options(config: Config) -> None:
     """Make sure that there is what options name.
 
@@ -272,7 +296,7 @@ class Parts:
         self.why_not_join: list[Callable[[Request], str]] = self._calls("why_not_join")
         self.admits: list[Callable[[Sequence, Start], bool]] = self._calls("admits")
         self.asked_early: list[Callable[[Sequence, Start], bool]] = [
-            part.admits for part in self.all if part.asks_worker
+            part.admits for part in self.all if isinstance(part, Gate)
         ]
         self.entered: list[Callable[[Sequence, int], int]] = self._calls("entered")
         self.advance: list[Callable[..., Iterable[Ending]]] = self._calls("advance")
@@ -302,8 +326,11 @@ class Parts:
     @classmethod
     def of(cls, scheduler: "Scheduler", before: "Parts") -> "Parts":
         """The parts for a scheduler's current worker; `before`: those of the worker before."""
-        found = (kind.of(scheduler, before._last.get(kind)) for kind in brought("scheduler", SchedulerPart))
-        parts = cls(part for part in found if part is not None)
+        found = {kind: kind.of(scheduler, before._last.get(kind)) for kind in brought("scheduler", SchedulerPart)}
+        parts = cls(part for part in found.values() if part is not None)
+        parts.accepts[:0] = [
+            kind.missed for kind, part in found.items() if part is None and kind.missed is not SchedulerPart.missed
+        ]
         parts._last = before._last | parts._by_kind
         return parts
 

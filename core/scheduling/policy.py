@@ -11,7 +11,7 @@ _by_order = attrgetter("order")
 class Policy:
     """First come, first served; the base of all other orders, which a part may bring (`SchedulerPart.policy`).
 
-    `Policy` in `parts/policies/` derives from it, and has the methods for keys.
+    It has no keys: an order that sorts by keys sets `Request.level`.
     """
 
     preempts = False

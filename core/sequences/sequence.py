@@ -129,7 +129,7 @@ class Request:
         self.is_paused = False  # whether its client has stopped reading
         self.waited_for = ""  # the reason, noted once it had waited for long
         self.arrived = 0.0 if message.progress else now  # 0: at an earlier scheduler
-        self.waits_since: float | None = None  # this and the next two are kept by `Levels` (`parts/policies/`)
+        self.waits_since: float | None = None  # this and the next two are kept by an order with keys
         self.seconds_waited = 0.0  # before `waits_since`
         self.renews_at = inf  # when its key is recomputed
         self.deadline = now + message.seconds_left if message.seconds_left else inf  # by the same clock

@@ -3,8 +3,7 @@
     decode engine's scheduler  -> prefill engine's   AddRequest with `handover_from`, AbortRequest, HandoverTaken
     prefill engine's scheduler -> decode engine's    TokenBatch with the end of that request, HandoverReleased
 
-To the prefill engine, the decode engine acts like a frontend. What their workers say is in
-`parts/handover/messages.py`.
+To the prefill engine, the decode engine acts like a frontend. Their workers have messages of their own.
 """
 
 from typing import Annotated, Literal

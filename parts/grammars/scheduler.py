@@ -13,19 +13,17 @@ A worker may die of the grammar that it is preparing, or of the step that it com
 """
 
 from collections import deque
-from collections.abc import Sequence as ListOf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import FromAll
-from penstock.core.scheduling.part import Ending, SchedulerPart
+from penstock.core.scheduling.part import Ending, Gate
 from penstock.core.scheduling.step_record import GRAMMAR
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import Message
 from penstock.parts.grammars.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ MAX_BYTES = 1 << 30
 
 BYTES_IN_USE = 4 << 20
 """Bytes that an ordinary grammar's automaton grows beyond its initial size while rows use it."""
-
-Messages = list[PrepareGrammar | DropGrammar]
 
 
 class _Live:
@@ -53,7 +49,7 @@ class _Live:
         self.is_ready = False
 
 
-class GrammarGate(SchedulerPart):
+class GrammarGate(Gate):
     """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
@@ -65,12 +61,8 @@ class GrammarGate(SchedulerPart):
         "_num_bytes",
         "_num_made",
         "_unanswered",
-        "_waiting",
-        "messages",
-        "trials",
     )
 
-    asks_worker = True
     answers = ((GrammarPrepared, lambda: FromAll(attrgetter("grammar_id"))),)
 
     @classmethod
@@ -80,7 +72,7 @@ class GrammarGate(SchedulerPart):
         return before
 
     def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
-        self._waiting = waiting
+        super().__init__(waiting, trials)
         self._max_live = max_live
         self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
         self._ids: dict[int, _Live] = {}
@@ -89,9 +81,6 @@ class GrammarGate(SchedulerPart):
         self._num_bytes = 0
         self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
         self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
-        self.messages: Messages = []  # for the worker, until they are taken
-        self.trials = trials
-        """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
         trials.at_end.append(self._ask_again)
 
     def __len__(self) -> int:
@@ -114,7 +103,7 @@ class GrammarGate(SchedulerPart):
                 return False
             live = self._add(sampling.grammar, num_bytes)
             if is_suspected:
-                self.trials.begin(sampling.grammar, self._take_last())
+                self.trials.begin(sampling.grammar, self.messages.pop())
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
@@ -166,12 +155,6 @@ class GrammarGate(SchedulerPart):
         if request.grammar_id:
             self.leave(request)
 
-    def take_before_plan(self) -> ListOf[Message]:
-        if not self.messages:
-            return ()
-        messages, self.messages = self.messages, []
-        return messages
-
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget the old worker's grammars: each is requested again when its requests' turn comes.
 
@@ -211,11 +194,6 @@ class GrammarGate(SchedulerPart):
         self._holds_for_trial = False
         while self._no_room:  # each goes to the head of its line
             self._waiting.release(self._no_room.pop())
-
-    def _take_last(self) -> PrepareGrammar:
-        message = self.messages.pop()
-        assert isinstance(message, PrepareGrammar)
-        return message
 
     def _add(self, text: str, num_bytes: int) -> _Live:
         self._num_made += 1

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import FromAll
-from penstock.core.scheduling.part import Ending, SchedulerPart
+from penstock.core.scheduling.part import Ending, Gate, SchedulerPart
 from penstock.core.scheduling.step_record import IMAGE
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import ImageRef, ImageStats, Message
+from penstock.ipc.messages import ImageRef, ImageStats
 from penstock.ipc.page_keys import image_marks
 from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 
@@ -39,8 +39,6 @@ MAX_UNDER_WAY = 4
 """Most images that the worker is asked for at a time, unless a single request has more."""
 
 NO_IMAGES = Refusal("internal", "the request has images; this engine computes none")
-
-Messages = list[EncodeImage | DropEmbedding]
 
 
 class _Live:
@@ -56,15 +54,15 @@ class _Live:
         self.is_ready = False
 
 
-class ImageGate(SchedulerPart):
+class ImageGate(Gate):
     """The live embeddings of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
         "_asking", "_ids", "_last_left", "_limits", "_lines", "_live", "_num_encoded", "_num_found", "_num_made",
-        "_num_us", "_waiting", "messages", "num_bytes", "num_under_way", "trials",
+        "_num_us", "num_bytes", "num_under_way",
     )  # fmt: skip
 
-    stats_field, asks_worker = "images", True
+    stats_field = "images"
     answers = ((ImageEncoded, lambda: FromAll(attrgetter("embedding_id"), is_in_order=True)),)
 
     @classmethod
@@ -76,8 +74,12 @@ class ImageGate(SchedulerPart):
             return cls(scheduler.waiting, limits, scheduler.trials)
         return before
 
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        return NO_IMAGES if request.images else None
+
     def __init__(self, waiting: WaitingQueue, limits: WorkerLimits, trials: Trials) -> None:
-        self._waiting = waiting
+        super().__init__(waiting, trials)
         self._limits = limits
         self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, longest unused first
         self._ids: dict[int, _Live] = {}
@@ -88,9 +90,6 @@ class ImageGate(SchedulerPart):
         self._num_encoded = self._num_found = self._num_us = 0
         self.num_bytes = 0
         self.num_under_way = 0
-        self.messages: Messages = []  # for the worker, until they are taken
-        self.trials = trials
-        """Shared with the other gates: one suspect at a time is made, and nothing else beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -202,12 +201,6 @@ class ImageGate(SchedulerPart):
         for live in [live for live in self._live.values() if live.is_ready and not self._is_needed(live)]:
             self._drop(live)
 
-    def take_before_plan(self) -> ListOf[Message]:
-        if not self.messages:
-            return ()
-        messages, self.messages = self.messages, []
-        return messages
-
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget the old worker's embeddings: those still needed are encoded again when their requests' turn comes.
 
@@ -290,9 +283,7 @@ class ImageGate(SchedulerPart):
             return False
         if suspect is not None:
             self._use(request, missing[suspect], self._add(missing[suspect]))
-            order = self.messages.pop()
-            assert isinstance(order, EncodeImage)
-            self.trials.begin(suspect, order)
+            self.trials.begin(suspect, self.messages.pop())
             return False
         for image in needed:
             live = self._live.get(image.key)
@@ -353,19 +344,6 @@ class ImageGate(SchedulerPart):
         self.messages.append(DropEmbedding(live.embedding_id))
 
 
-class NoImages(SchedulerPart):
-    """A worker that takes texts only."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
-        return None if scheduler.limits.max_embedding_bytes else cls()
-
-    def accepts(self, request: Request) -> Refusal | None:
-        return NO_IMAGES if request.images else None
-
-
 class WholeImages(SchedulerPart):
     """For models in which the positions of an image attend to each other: chunks end before an image, or behind it."""
 
@@ -414,4 +392,4 @@ def check_images(images: ListOf[ImageRef], num_prompt_tokens: int, limits: Worke
     return None
 
 
-PARTS = (ImageGate, NoImages, WholeImages)
+PARTS = (ImageGate, WholeImages)

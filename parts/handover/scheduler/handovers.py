@@ -73,6 +73,12 @@ class Handovers(SchedulerPart):
         found.arrivals.room_for = scheduler.room_for
         return found
 
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        if request.handover_from >= 0:
+            return Refusal("internal", "this engine was started without --role: it hands no pages over")
+        return None
+
     def accepts(self, request: Request) -> Refusal | None:
         if request.handover_from >= 0 and request.images:
             return Refusal("internal", "the request has images; no other engine reads their pages")
@@ -171,18 +177,3 @@ class Handovers(SchedulerPart):
             num_failed=totals.num_failed,
             failed_transports=totals.failed_transports,
         )
-
-
-class NoHandovers(SchedulerPart):
-    """An engine without a role."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self | None:
-        return None if scheduler.limits.hands_over else cls()
-
-    def accepts(self, request: Request) -> Refusal | None:
-        if request.handover_from >= 0:
-            return Refusal("internal", "this engine was started without --role: it hands no pages over")
-        return None

@@ -30,8 +30,8 @@ from penstock.ipc.messages import (
     Message,
     ToFrontend,
 )
-from penstock.parts.routing import scheduler as cache_news
-from penstock.parts.routing.scheduler import CacheNews
+from penstock.parts.routing.scheduler import news as cache_news
+from penstock.parts.routing.scheduler.news import CacheNews
 from tests.core.driver import Driver, make_limits, make_request
 
 

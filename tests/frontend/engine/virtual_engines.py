@@ -15,7 +15,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.config import Config, SchedulerOptions
-from penstock.core.kv.cache_changes import CacheChanges
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.frontend.engine.book import Bill, LiveRequest
 from penstock.frontend.engine.link import EngineLink, Load
@@ -27,6 +26,7 @@ from penstock.ipc.codec import deltas_of, pack_int32
 from penstock.ipc.messages import AddRequest, CacheEvents, SamplingParams, SequenceDelta
 from penstock.lab.simulation.device import StepShape, Timing
 from penstock.lab.simulation.worker import ModelledWorker
+from penstock.parts.routing.scheduler.changes import CacheChanges
 from tests.core.driver import hello, make_limits
 
 PAGE_SIZE = 16

@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from penstock.core.kv import cache_changes
-from penstock.core.kv.cache_changes import CacheChanges, Tiered
 from penstock.core.kv.content_keys import node_key
 from penstock.core.kv.kv_pages import KVPages
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import CacheEvents, Message
 from penstock.ipc.page_keys import namespace_of, short_keys
-from penstock.parts.routing import scheduler as cache_news
-from penstock.parts.routing.scheduler import CacheNews
+from penstock.parts.routing.scheduler import changes as cache_changes
+from penstock.parts.routing.scheduler import news as cache_news
+from penstock.parts.routing.scheduler.changes import CacheChanges, Tiered
+from penstock.parts.routing.scheduler.news import CacheNews
 from tests.core.driver import Driver, make_limits, make_request
 
 

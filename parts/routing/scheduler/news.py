@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 import structlog
 
 from penstock.core.engine.part import EnginePart
-from penstock.core.kv.cache_changes import CacheChanges, Tiered
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import CacheEvents, FrontendHello, ListCache, Message
+from penstock.parts.routing.scheduler.changes import CacheChanges, Tiered
 
 if TYPE_CHECKING:
     from penstock.core.engine.loop import Engine
@@ -185,6 +185,3 @@ class Routing(EnginePart):
     def close(self) -> None:
         if self._news is not None:
             self._news.close()
-
-
-PARTS = (Routing,)

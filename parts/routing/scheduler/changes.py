@@ -1,4 +1,4 @@
-"""Records what a prefix cache and the host tier below it gain and lose, for `parts/routing/scheduler.py`.
+"""Records what a prefix cache and the host tier below it gain and lose.
 
 When a page comes or goes, it is only noted; its content key is computed when the changes are taken. Pages of further
 page groups have keys of their own. Those on the device are never looked up by frontends, so they are left out.
