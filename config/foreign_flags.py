@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from penstock.config.flags import ENVIRONMENT_PREFIX, flags
-from penstock.config.foreign_tables import LLAMA_CPP, TGI, VALUES, ForeignFlag
+from penstock.config.foreign_tables import LLAMA_CPP, ON_DEMAND, TGI, VALUES, ForeignFlag, adapters_in
 from penstock.config.options import ConfigError
 from penstock.config.removed import why_gone
 
-_ADAPTERS = ForeignFlag(why="merge the adapter into the model (PEFT: merge_and_unload) and serve the result")
 _DRAFTS = ForeignFlag(use="--speculative-config")
 _LOOKUP = ForeignFlag(use='--speculative-config \'{"method": "ngram", ...}\'')
 _EMBEDS = "a model that generates text makes embeddings, too"
@@ -28,10 +27,11 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--distributed-executor-backend": ForeignFlag(use="--launcher", same=("mp", "uni")),
         "--enable-sleep-mode": ForeignFlag(why="the weights stay in memory until the server ends"),
         "--root-path": ForeignFlag(why="let the proxy remove its prefix from paths"),
-        "--enable-lora": _ADAPTERS,
-        "--lora-modules": _ADAPTERS,
-        "--max-loras": _ADAPTERS,
-        "--max-lora-rank": _ADAPTERS,
+        "--enable-lora": ON_DEMAND,
+        "--lora-dtype": ForeignFlag(why="adapters are computed as the model is", same=("auto",)),
+        "--fully-sharded-loras": ForeignFlag(why="adapters are sharded as the model is", same=("",)),
+        "--lora-extra-vocab-size": ForeignFlag(why="adapters use the model's own embeddings", same=("0",)),
+        "--default-mm-loras": ForeignFlag(why="requests name the adapter as their model"),
         "--trust-remote-code": ForeignFlag(why="code in a checkpoint is never run"),
         "--speculative-model": _DRAFTS,
         "--num-speculative-tokens": _DRAFTS,
@@ -74,6 +74,9 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     },
     "SGLang": {
         "--is-embedding": ForeignFlag(why=_EMBEDS, same=("",)),
+        "--lora-target-modules": ForeignFlag(why="each adapter says it", same=("all",)),
+        "--lora-backend": ForeignFlag(why="there is one way to compute adapters", same=("triton", "csgmv", "chunked")),
+        "--lora-eviction-policy": ForeignFlag(why="the least recently used adapter leaves its slot", same=("lru",)),
         "--ep-size": ForeignFlag(use="--enable-expert-parallel", same=("1",)),
         "--ep": ForeignFlag(use="--enable-expert-parallel", same=("1",)),
         "--enable-ep-moe": ForeignFlag(use="--enable-expert-parallel"),
@@ -126,6 +129,9 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     name: flag for engine in FLAGS_OF_ENGINES.values() for name, flag in engine.items()
 }
 
+ADAPTERS = {"--lora-modules", "--lora-paths"}
+"""Names of our `--lora` whose values are several words, or JSON."""
+
 _OTHER_VARIABLES = {"API_KEY", "FAULTS", "FAULTS_ONCE", "CACHE_DIR", "MODEL_DIR", "HTTP_ADDRESS", "IMAGE", "GPU_IMAGE"}
 """Variables that are not options: keys, faults for tests, the cache of built kernels, those of the compose files."""
 
@@ -146,9 +152,13 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
         if word == "--":
             return [*left, word, *words]
         name, has_value, value = word.partition("=")
-        flag = FOREIGN_FLAGS.get(name.replace("_", "-") if name.startswith("--") else name)
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name in ADAPTERS:
+            left += (f"{name}={adapter}" for adapter in _adapters(name, value, words))
+            continue
+        flag = FOREIGN_FLAGS.get(name)
         if flag is None:
-            own = VALUES.get(name.replace("_", "-"), {})
+            own = VALUES.get(name, {})
             if own and not has_value and words:
                 words[0] = own.get(words[0], words[0])
             left.append(f"{name}={own.get(value, value)}" if has_value else word)
@@ -162,6 +172,19 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{shown} is an option of another engine; here, use {flag.use}")
             raise ConfigError(f"{shown} is not supported: {flag.why}")
     return left
+
+
+def _adapters(name: str, value: str, words: list[str]) -> list[str]:
+    """NAME=PATH of each adapter that an option has behind it; takes them from the words that follow."""
+    given = [value] if value else []
+    while words and not words[0].startswith("-") and ("=" in words[0] or words[0].startswith(("{", "["))):
+        given.append(words.pop(0))
+    if not given:
+        raise ConfigError(f"{name} needs NAME=PATH")
+    try:
+        return [adapter for text in given for adapter in adapters_in(text)]
+    except ValueError as error:
+        raise ConfigError(f"{name} {error}") from None
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:

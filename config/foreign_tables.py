@@ -3,6 +3,7 @@
 See `foreign_flags.py`, which has those of vLLM and SGLang, for what becomes of them.
 """
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,7 +16,9 @@ class ForeignFlag(NamedTuple):
     same: tuple[str, ...] = ()
 
 
-_ADAPTERS = ForeignFlag(why="merge the adapter into the model (PEFT: merge_and_unload) and serve the result")
+ON_DEMAND = ForeignFlag(why="adapters are loaded when they are named or asked for", same=("", "true", "True"))
+_SCALED = ForeignFlag(why="an adapter's own scale is used (lora_alpha)")
+_VECTORS = ForeignFlag(why="there are no control vectors")
 _AFFINITY = ForeignFlag(why="start the server under taskset, numactl or nice")
 _ALWAYS = ForeignFlag(why="it is always on", same=("", "on", "auto", "true", "1"))
 _BEGINS = ForeignFlag(use="--max-num-batched-tokens")
@@ -76,7 +79,6 @@ TGI: Mapping[str, ForeignFlag] = {
     "--ngrok-edge": ForeignFlag(why="run the tunnel beside the server"),
     "--tokenizer-config-path": ForeignFlag(use="--chat-template for a template; the rest comes from the checkpoint"),
     "--disable-grammar-support": ForeignFlag(why="a request without a grammar pays nothing for it"),
-    "--lora-adapters": _ADAPTERS,
     "--usage-stats": ForeignFlag(why="nothing is sent to anyone", same=("off",)),
     "--payload-limit": ForeignFlag(use="--max-body-bytes"),
     "--enable-prefill-logprobs": _ALWAYS,
@@ -91,8 +93,9 @@ LLAMA_CPP: Mapping[str, ForeignFlag] = {
     "--offline": ForeignFlag(use="the variable HF_HUB_OFFLINE"),
     **dict.fromkeys(("-mm", "--mmproj", "-mmu", "--mmproj-url"), _PROJECTOR),
     **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), _PROJECTOR._replace(same=("",))),
-    **dict.fromkeys(("--lora", "--lora-scaled", "--lora-init-without-apply"), _ADAPTERS),
-    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), _ADAPTERS),
+    "--lora-scaled": _SCALED,
+    "--lora-init-without-apply": ForeignFlag(why="requests name the adapter as their model", same=("",)),
+    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), _VECTORS),
     **dict.fromkeys(("--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"), _FROM_CONFIG),
     **dict.fromkeys(("--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow"), _FROM_CONFIG),
     **dict.fromkeys(("--yarn-beta-fast", "--override-kv"), _FROM_CONFIG),
@@ -223,3 +226,25 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Options of the same name here -> values of other engines, and what they are called here."""
+
+
+def adapters_in(text: str) -> list[str]:
+    """NAME=PATH of each adapter in a value of vLLM's `--lora-modules`: that itself, or in JSON an object or a list.
+
+    Raises:
+        ValueError: what is wrong with it, to be read after the option's name.
+    """
+    if not text.startswith(("{", "[")):
+        return [text]
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+    adapters = []
+    for each in found if isinstance(found, list) else [found]:
+        if not isinstance(each, dict) or set(each) - {"name", "path", "base_model_name"}:
+            raise ValueError(f"{text!r}: an adapter has a name, a path, and perhaps a base_model_name")
+        if not all(isinstance(each.get(field), str) and each[field] for field in ("name", "path")):
+            raise ValueError(f"{text!r}: name and path must be texts")
+        adapters.append(f"{each['name']}={each['path']}")
+    return adapters

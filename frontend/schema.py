@@ -435,7 +435,7 @@ class ModelCard(Struct, frozen=True):
     max_model_len: int | None
     object: str = "model"
     owned_by: str = "penstock"
-    parent: None = None
+    parent: str | None = None  # the model whose adapter this is
     kernels: str | None = None  # what computes the model; None until an engine is ready
     system_fingerprint: str | None = None  # as in answers; None until an engine is ready
     input_modalities: tuple[str, ...] = ("text",)  # what messages may hold
@@ -444,7 +444,10 @@ class ModelCard(Struct, frozen=True):
 
 
 class SystemParts(Struct, frozen=True):
-    """What an answer's bytes depend on besides the request; `system_fingerprint` is a digest of all but the last."""
+    """What an answer's bytes depend on besides the request.
+
+    `system_fingerprint` is a digest of all but `batch_invariant`.
+    """
 
     program: str  # Penstock's version
     architecture: str  # digest of config.json
@@ -455,6 +458,7 @@ class SystemParts(Struct, frozen=True):
     dtype: str  # of weights and KV
     ranks: int  # workers that hold the model together
     batch_invariant: bool  # whether the same request gives the same bytes whatever else runs
+    adapter: str | UnsetType = UNSET  # of the weights, with a digest of its files
 
 
 class Health(msgspec.Struct, frozen=True):

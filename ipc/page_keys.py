@@ -68,16 +68,24 @@ def short_keys(
 
 
 def namespace_of(
-    salt: str, num_prompt_tokens: int, longest_usual_prompt: int, *, is_each_length_special: bool
+    salt: str,
+    num_prompt_tokens: int,
+    longest_usual_prompt: int,
+    *,
+    is_each_length_special: bool,
+    adapter: str = "",
 ) -> Hashable:
-    """Return a prompt's namespace. Prompts that share cached pages have the same salt, and treat positions alike.
+    """Return a prompt's namespace. Prompts that share cached pages have salt and adapter in common, and treat positions
+    alike.
 
     Args:
         salt: of the request.
         num_prompt_tokens: of the request.
         longest_usual_prompt: longer prompts treat positions differently; 0: none do.
         is_each_length_special: longer prompts of different lengths also differ from each other.
+        adapter: its key; empty: none.
     """
-    if not 0 < longest_usual_prompt < num_prompt_tokens:
-        return salt
-    return salt, num_prompt_tokens if is_each_length_special else 0
+    namespace: Hashable = salt
+    if 0 < longest_usual_prompt < num_prompt_tokens:
+        namespace = salt, num_prompt_tokens if is_each_length_special else 0
+    return (adapter, namespace) if adapter else namespace

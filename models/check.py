@@ -192,8 +192,8 @@ def _explain(names: dict[str, StoredTensor]) -> None:
         )
     if any(".lora_A." in name or ".lora_B." in name for name in names):
         raise LoadError(
-            "these are the weights of a LoRA adapter, which is not supported yet: merge it into its model "
-            "(PEFT: merge_and_unload) and serve the result"
+            "these are the weights of a LoRA adapter, which is served beside its model: penstock serve MODEL --lora "
+            "NAME=PATH"
         )
 
 

@@ -19,6 +19,7 @@ async def create_message(service: Service, record: RequestRecord, body: bytes) -
         ApiError: before the first byte.
     """
     request, num_bytes = await read(MESSAGES, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         valid = validate_messages(request, admission.rules, service.model)
         admission.hold(valid.chat.common)
@@ -46,6 +47,7 @@ async def count_tokens(service: Service, record: RequestRecord, body: bytes) -> 
         ApiError: as the request itself would.
     """
     request = await read(COUNT_TOKENS, record, body)
+    service = await service.serving(request.model)
     rules = service.rules()
     valid = validate_prompt(request, rules, service.model)
     record.warnings += (*valid.conversation.warnings, *valid.common.warnings)

@@ -36,8 +36,8 @@ async def list_models(service: Service, record: RequestRecord, body: bytes) -> R
 
 
 def model_infos(service: Service) -> list[ModelInfo]:
-    """All names of a service's model."""
-    return [_info(service, name) for name in service.model.names]
+    """All models of a service, under each of their names."""
+    return [_info(service.view(name), name) for name in service.names]
 
 
 def page(infos: list[ModelInfo], query: Mapping[str, str]) -> Reply:
@@ -68,7 +68,8 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
     Raises:
         ModelNotFound: if there is no model of that name.
     """
-    return Reply(msgspec.json.encode(_info(service, asked_model(service, record))))
+    name = asked_model(service, record)
+    return Reply(msgspec.json.encode(_info(service.view(name), name)))
 
 
 def _info(service: Service, name: str) -> ModelInfo:

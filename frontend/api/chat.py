@@ -43,6 +43,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         ApiError: before the first byte.
     """
     request, num_bytes = await read(schema.CHAT, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         valid = validate_chat(request, admission.rules, service.model.template)
         admission.hold(valid.common)

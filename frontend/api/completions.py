@@ -42,6 +42,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         ApiError: before the first byte.
     """
     request, num_bytes = await read(schema.COMPLETION, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         valid = validate_completion(request, admission.rules)
         if valid.suffix:

@@ -102,6 +102,7 @@ async def infill(service: Service, record: RequestRecord, body: bytes) -> Reply 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(INFILL, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         marks, rules = infill_format(service, "input_suffix"), admission.rules
         before, after, extras = _parts(request)

@@ -38,7 +38,7 @@ _SILENT_TIMEOUTS = 3
 
 async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /v1/models"""
-    cards = [_card(service, name) for name in service.model.names]
+    cards = [_card(service.view(name), name) for name in service.names]
     return Reply(msgspec.json.encode(schema.ModelList(cards)))
 
 
@@ -48,7 +48,8 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
     Raises:
         ModelNotFound: if there is no model of that name.
     """
-    return Reply(msgspec.json.encode(_card(service, asked_model(service, record))))
+    name = asked_model(service, record)
+    return Reply(msgspec.json.encode(_card(service.view(name), name)))
 
 
 def asked_model(service: Service, record: RequestRecord) -> str:
@@ -57,17 +58,18 @@ def asked_model(service: Service, record: RequestRecord) -> str:
     Raises:
         ModelNotFound: if there is no model of that name.
     """
-    if record.argument not in service.model.names:
+    if record.argument not in service.names:
         raise ModelNotFound(f"the model {record.argument[:256]!r} does not exist", param="model")
     return record.argument
 
 
 def _card(service: Service, name: str) -> schema.ModelCard:
-    facts = service.engine.last_facts
+    facts, variant = service.engine.last_facts, service.variant
     return schema.ModelCard(
         id=name,
         created=service.created,
-        root=service.model.names[0],
+        root=service.model.names[0] if variant is None else variant.root,
+        parent=None if variant is None else variant.parent,
         max_model_len=service.max_model_len,
         kernels=None if facts is None else facts.kernels,
         system_fingerprint=service.fingerprint,

@@ -287,6 +287,7 @@ async def submit(
     record.num_prompt_tokens = num_prompt_tokens
     record.is_stream = valid.stream
     record.asked = valid
+    record.adapter = "" if service.variant is None else service.variant.model.names[0]
     on_tokens = None if key_use is None else key_use.use_outputs
     generation = Generation(service.engine, requests, rules, service.metrics.inter_token_latency.note, on_tokens)
     run = Run(service, record, valid, prompts, sampling, grammar, generation)
@@ -384,6 +385,7 @@ def _requests(
             ttft_left=max(0.001, (targets.ttft_ms - waited_ms) * 1e-3) if targets.ttft_ms < inf else 0.0,
             tpot=targets.tpot_ms * 1e-3 if targets.tpot_ms < inf else 0.0,
             images=images,
+            adapter="" if service.variant is None else service.variant.adapter,
         )
         for prompt, params in zip(prompts, sampling, strict=True)
     ]

@@ -11,12 +11,14 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 import structlog
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from penstock.config import Config
@@ -100,13 +102,18 @@ class PromptReader:
         *,
         parse_special_tokens: bool = False,
         images: PromptImages | None = None,
+        texts: str = "",
     ) -> None:
-        """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options."""
+        """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options.
+
+        `texts`: the folder of an adapter with texts of its own. Its reader shares the images with the model's.
+        """
         self._tokenizer = tokenizer
+        self._shares_images = bool(texts)
         self.images = images
         self._children = ChildPool(
             "penstock.frontend.text.child",
-            (str(model), template_file, "tokens" if parse_special_tokens else "text"),
+            (str(model), template_file, "tokens" if parse_special_tokens else "text", *filter(None, (texts,))),
             max_processes=_MAX_PROCESSES,
             max_queued=_MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,
@@ -121,7 +128,7 @@ class PromptReader:
     async def close(self) -> None:
         """End the processes."""
         await self._children.close()
-        if self.images is not None:
+        if self.images is not None and not self._shares_images:
             await self.images.close()
 
     async def render_and_encode(
@@ -332,9 +339,23 @@ class Generations:
             await asyncio.sleep(0.2)  # time for their handlers to send the error
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model beside the served one: the same engine answers with an adapter of its weights."""
+
+    model: TextModel  # under its one name
+    prompts: PromptReader
+    adapter: str  # as engines know it
+    root: str  # where it was loaded from
+    parent: str  # the served model's name
+
+
 @dataclass
 class Service:
-    """The application behind the routes. One per process; lives in a running event loop."""
+    """The application behind the routes. One per process; lives in a running event loop.
+
+    A variant's requests see a view of it (`view`), whose texts are the variant's; all else is shared.
+    """
 
     config: Config
     model: TextModel
@@ -352,6 +373,9 @@ class Service:
     parts: FrontendParts = field(init=False)
     generations: Generations = field(default_factory=Generations)
     observers: tuple[Observer, ...] = ()  # called for requests that have ended
+    variants: dict[str, Variant] = field(default_factory=dict, init=False)  # by name; a part adds and removes them
+    variant: Variant | None = field(default=None, init=False)  # whose view this is
+    coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
     _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
@@ -401,6 +425,34 @@ class Service:
             except OSError as error:  # requests can be answered without them
                 log.warning("streams not resumable at other frontends", reason=str(error))
             self.siblings = siblings
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that a request's `model` may have."""
+        return (*self.model.names, *self.variants)
+
+    async def serving(self, name: str | None) -> "Service":
+        """The service for requests to a model of this name; an unknown name is refused by whoever validates them.
+
+        Raises:
+            Unavailable: if no engine is ready, which might know the name.
+        """
+        if name and name not in self.names:
+            if self.engine.facts is None:
+                await self.engine.wait_ready(READY_WAIT_SECONDS)
+            if (coming := self.coming.get(name)) is not None:
+                await asyncio.wait([coming], timeout=READY_WAIT_SECONDS)
+        return self.view(name)
+
+    def view(self, name: str | None) -> "Service":
+        """The service as requests see it that name this model: itself, unless that is a variant."""
+        variant = self.variants.get(name or "")
+        if variant is None:
+            return self
+        view = copy(self)
+        view.variant, view.model, view.prompts = variant, variant.model, variant.prompts
+        view._facts = view._system = None  # its fingerprint is another one
+        return view
 
     async def admit(self, record: RequestRecord, num_bytes: int) -> "Admission":
         """Let a request in whose body has so many bytes, before anything expensive is done for it.
@@ -460,7 +512,8 @@ class Service:
         """The fingerprint, and what it is made from: all that a seeded answer depends on besides the request."""
         facts = self.engine.last_facts
         if facts is not None and facts is not self._facts:
-            self._facts, self._system = facts, _system(facts, self.model.digest)
+            adapter = UNSET if self.variant is None else self.variant.adapter
+            self._facts, self._system = facts, _system(facts, self.model.digest, adapter)
         return self._system
 
     @property
@@ -547,7 +600,7 @@ class Admission:
         return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
 
 
-def _system(facts: EngineReady, text: str) -> tuple[str, schema.SystemParts]:
+def _system(facts: EngineReady, text: str, adapter: str | UnsetType) -> tuple[str, schema.SystemParts]:
     parts = schema.SystemParts(
         program=VERSION,
         architecture=facts.model_fingerprint,
@@ -558,8 +611,9 @@ def _system(facts: EngineReady, text: str) -> tuple[str, schema.SystemParts]:
         dtype=facts.dtype,
         ranks=facts.num_ranks,
         batch_invariant=facts.is_batch_invariant,
+        adapter=adapter,
     )
-    digested = asdict(parts)
+    digested = {name: value for name, value in asdict(parts).items() if value is not UNSET}
     del digested["batch_invariant"]
     digest = hashlib.sha256(msgspec.json.encode(digested, order="sorted")).hexdigest()
     return f"fp_{digest[:16]}", parts

@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.config import Config, FrontendOptions
+from penstock.config import Config, ConfigError, FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.detection import find_formats
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
@@ -19,6 +20,7 @@ from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import SamplingDefaults
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.source import Checkpoint, eos_token_ids
+from penstock.models.files.texts import WithTexts, has_texts
 from penstock.models.finding.registry import open_model, served_model_names
 from penstock.models.parsing.json_fields import JsonFields
 
@@ -40,9 +42,14 @@ class TextModel:
     digest: str = ""  # of everything that turns requests into tokens, and tokens into text
     hides_calls: bool = False  # the template shows tools, but no past calls
 
+    @property
+    def template_source(self) -> str:
+        """Of the chat template; empty: there is none."""
+        return "" if self.template is None else self.template.source
+
     def with_facts(self, facts: TemplateFacts, options: FrontendOptions) -> "TextModel":
         """The model, with the formats that its chat template was seen to use."""
-        source = "" if self.template is None else self.template.source
+        source = self.template_source
         tool_format = self.tool_format
         found, found_reasoning = find_formats(source, facts)
         if options.tool_call_parser == "auto":
@@ -64,16 +71,66 @@ def load_text_model(config: Config) -> TextModel:
     Raises:
         ConfigError: if one of them cannot be used.
     """
+    return _text_model(config, open_model(config), config.frontend.chat_template, served_model_names(config))
+
+
+def load_variant_texts(config: Config, model: TextModel, name: str, folder: Path) -> tuple[TextModel, str]:
+    """The texts of an adapter, and the file of `--chat-template` if that is for it, too.
+
+    Without a tokenizer or a template other than the model's they are the model's own, under another name. That option
+    replaces the checkpoint's template, and no other.
+
+    Raises:
+        ConfigError: if one of the texts cannot be used with this model.
+    """
+    override = config.frontend.chat_template
+    if not has_texts(folder):
+        return replace(model, names=(name,)), override
     checkpoint = open_model(config)
+    own = WithTexts(checkpoint, folder)
+    template_file = override if own.chat_template() == checkpoint.chat_template() else ""
+    found = _text_model(config, own, template_file, (name,))
+    if found.tokenizer.identity == model.tokenizer.identity:
+        found.tokenizer.close()
+        found = replace(found, tokenizer=model.tokenizer)
+        if found.template_source == model.template_source:
+            return replace(model, names=(name,)), override
+    else:
+        _check_tokens(found.tokenizer, model.tokenizer, checkpoint.config)
+    end = found.tokenizer.eos_token_id
+    ends = found.eos_token_ids if end is None else tuple(dict.fromkeys((*found.eos_token_ids, end)))
+    return replace(found, eos_token_ids=ends), template_file
+
+
+def _check_tokens(own: TextTokenizer, base: TextTokenizer, config: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer that is another model's, or has tokens that this one has no embeddings for."""
+    numbers = base.vocabulary
+    for token, number in own.vocabulary.items():
+        if numbers.get(token, number) != number:
+            raise ConfigError(
+                f"its tokenizer.json is another model's: the token {token[:64]!r} has the number {number} there, and "
+                f"{numbers[token]} in the model's"
+            )
+    text = config.get("text_config")
+    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, Mapping) else None)
+    added = sorted((number, token) for token, number in own.vocabulary.items() if token not in numbers)
+    if isinstance(size, int) and added and added[-1][0] >= size:
+        raise ConfigError(
+            f"it adds the token {added[-1][1][:64]!r} with the number {added[-1][0]}, for which the model has no "
+            f"embedding (vocab_size is {size})"
+        )
+
+
+def _text_model(config: Config, checkpoint: Checkpoint, template_file: str, names: tuple[str, ...]) -> TextModel:
     tokenizer = load_tokenizer(checkpoint)
     eos = eos_token_ids(checkpoint)
     if not eos and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
-    template = load_chat_template(checkpoint, config.frontend.chat_template, tokenizer.special_tokens)
+    template = load_chat_template(checkpoint, template_file, tokenizer.special_tokens)
     source = "" if template is None else template.source
     tool_parser, reasoning_parser = config.frontend.tool_call_parser, config.frontend.reasoning_parser
     return TextModel(
-        names=served_model_names(config),
+        names=names,
         tokenizer=tokenizer,
         template=template,
         defaults=_sampling_defaults(checkpoint),

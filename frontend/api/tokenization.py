@@ -21,6 +21,7 @@ _SLICE = 8192
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """Token ids of a text, or of a chat as its template renders it."""
     request = await read(schema.TOKENIZE, record, body)
+    service = await service.serving(request.model)
     rules = service.rules()
     check_model(request.model, rules)
     model = service.model
@@ -76,6 +77,7 @@ async def tokenizer_info(service: Service, record: RequestRecord, body: bytes) -
 async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """The text of token ids."""
     request = await read(schema.DETOKENIZE, record, body)
+    service = await service.serving(request.model)
     rules = service.rules()
     check_model(request.model, rules)
     if request.tokens is None:

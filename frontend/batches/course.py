@@ -69,7 +69,7 @@ class Course:
 
     async def _validate(self) -> bool:
         live, service = self._live, self._service
-        names = service.model.names
+        names = service.names
         try:
             num_lines, errors = await asyncio.to_thread(
                 check_lines, self._path, (live.batch.endpoint,), service.max_body_bytes, lambda name: name in names

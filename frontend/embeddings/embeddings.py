@@ -39,6 +39,7 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
         ApiError: if the request fails.
     """
     request, num_bytes = await read(EMBEDDINGS, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         valid = read_embedding(service, admission.rules, request)
         admission.hold(valid.common, len(valid.inputs))

@@ -251,6 +251,11 @@ class Generation:
         self.deadline: asyncio.TimerHandle | None = None  # cancelled by `close`
 
     @property
+    def adapter(self) -> str:
+        """The adapter that it is computed with; empty: none."""
+        return self._requests[0].adapter
+
+    @property
     def is_finished(self) -> bool:
         """Whether every sequence has ended."""
         return self._num_unfinished == 0

@@ -119,6 +119,8 @@ class EngineLink:
         """Called with what the engine has cached. Set it before `open`."""
         self.listeners: dict[type[Message], Callable[[Any], None]] = {}
         """Called with messages of these types, which are no answers: a part asks for them."""
+        self.on_hello: list[Callable[[], object]] = []
+        """Called behind each hello: for what the engine must know before it gets requests."""
         self._connect_to = connect
         self._on_refused = on_refused
         self._num_asked = 0
@@ -216,6 +218,8 @@ class EngineLink:
     def _say_hello(self) -> None:
         wants_cache = self.on_cache_events is not None
         self.send(FrontendHello(PROTOCOL_VERSION, self.to.name, self.to.model_fingerprint, wants_cache))
+        for tell in self.on_hello:
+            tell()
 
     def _on_message(self, message: ToFrontend) -> None:
         self._last_heard = self._loop.time()

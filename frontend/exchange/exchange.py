@@ -273,6 +273,8 @@ class Exchange:
             facts["key"] = record.key_id
         if record.engine:
             facts["engine"] = record.engine
+        if record.adapter:
+            facts["adapter"] = record.adapter
         if record.num_prompt_tokens:
             facts |= {
                 "prompt_tokens": record.num_prompt_tokens,

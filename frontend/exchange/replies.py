@@ -86,6 +86,7 @@ class RequestRecord:
     tenant: str = ""  # for fair sharing: the API key, else the client's address; or a user of one of them
     engine: str = ""  # the last one it was sent to; empty if there is only one
     asked: Asked | None = None  # set once it is submitted to the engine
+    adapter: str = ""  # name of the adapter that answers; set with it
     key_use: KeyUse | None = None  # of its key; set once the request counts towards the limits
     num_added_seqs: int = 0  # sequences besides the first that count too
     status: int = 0

@@ -11,7 +11,7 @@ from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.embeddings.validate import ValidEmbedding
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.ollama.answers import figures
-from penstock.frontend.ollama.options import context_length, read_options, served_name
+from penstock.frontend.ollama.options import context_length, read_options, served_name, serving
 from penstock.frontend.ollama.schema import (
     EMBED,
     EMBEDDINGS,
@@ -30,6 +30,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply:
         ApiError: if the request fails.
     """
     request, num_bytes = await read(EMBED, record, body), len(body)
+    service = await serving(service, request.model)
     if not request.input:
         name = served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbedAnswer(request.model or name, [])))
@@ -56,6 +57,7 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
         ApiError: if the request fails.
     """
     request, num_bytes = await read(EMBEDDINGS, record, body), len(body)
+    service = await serving(service, request.model)
     if not request.prompt:
         served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer([])))

@@ -29,6 +29,7 @@ from penstock.frontend.ollama.options import (
     read_options,
     refuse_template,
     served_name,
+    serving,
     set_sampling,
     thinking_variables,
     with_options,
@@ -58,6 +59,7 @@ async def chat(service: Service, record: RequestRecord, body: bytes) -> Reply | 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(CHAT, record, body), len(body)
+    service = await serving(service, request.model)
     with await service.admit(record, num_bytes) as admission:
         if not request.messages:
             return _loaded(service, record, request, CHAT_DIALECT)
@@ -79,6 +81,7 @@ async def generate(service: Service, record: RequestRecord, body: bytes) -> Repl
     """
     request, num_bytes = await read(GENERATE, record, body), len(body)
     dialect, output_format = RAW_DIALECT, PLAIN
+    service = await serving(service, request.model)
     with await service.admit(record, num_bytes) as admission:
         rules = admission.rules
         if not (request.prompt or request.suffix):

@@ -47,11 +47,13 @@ class _Facts:
 
 
 async def tags(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /api/tags: the model, under each of its names."""
-    facts, digest = await _facts(service), _digest(service)
+    """GET /api/tags: all models, under each of their names."""
+    facts = await _facts(service)
     models = [
-        schema.OllamaModel(shown, shown, facts.modified_at, facts.num_bytes, digest, _details(facts))
-        for shown in map(shown_name, service.model.names)
+        schema.OllamaModel(
+            shown, shown, facts.modified_at, facts.num_bytes, _digest(service.view(name)), _details(facts)
+        )
+        for name, shown in zip(service.names, map(shown_name, service.names), strict=True)
     ]
     return Reply(msgspec.json.encode(schema.OllamaModels(models)))
 
@@ -79,7 +81,8 @@ async def show(service: Service, record: RequestRecord, body: bytes) -> Reply:
         ModelNotFound: the model is not the served one.
     """
     request = decode(schema.SHOW, body)
-    name = served_name(request.asked, service.model.names)
+    name = served_name(request.asked, service.names)
+    service = service.view(name)
     facts, model = await _facts(service), service.model
     sizes = facts.sizes | ({"context_length": service.max_model_len} if service.max_model_len else {})
     info: dict[str, Any] = {
@@ -114,7 +117,7 @@ async def pull(service: Service, record: RequestRecord, body: bytes) -> Reply | 
     request = decode(schema.PULL, body)
     name = request.asked
     try:
-        served_name(name, service.model.names)
+        served_name(name, service.names)
     except ModelNotFound:
         raise ModelNotFound(
             f"model {str(name)[:256]!r} cannot be pulled: this server serves the model that it was started with, "
@@ -211,9 +214,10 @@ def _count(number: int) -> str:
 
 def _digest(service: Service) -> str:
     """64 hex digits for weights, tokenizer and template; without the weights until an engine has reported them."""
-    told = service.engine.last_facts
+    told, variant = service.engine.last_facts, service.variant
     weights = () if told is None else (told.model_fingerprint, told.weights)
-    return hashlib.sha256("\n".join((service.model.digest, *weights)).encode()).hexdigest()
+    adapter = () if variant is None else (variant.adapter,)
+    return hashlib.sha256("\n".join((service.model.digest, *weights, *adapter)).encode()).hexdigest()
 
 
 def _capabilities(service: Service) -> list[str]:

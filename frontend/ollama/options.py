@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
@@ -159,9 +160,23 @@ def served_name(name: str | None, names: tuple[str, ...]) -> str:
     if not name:
         return names[0]
     for served in names:
-        if name in (served, served + LATEST) or name + LATEST == served:
+        if _means(name, served):
             return served
     raise ModelNotFound(f"model {name[:256]!r} not found; served: {shown_name(names[0])!r}", param="model")
+
+
+def _means(name: str, served: str) -> bool:
+    return name in (served, served + LATEST) or name + LATEST == served
+
+
+async def serving(service: Service, name: str | None) -> Service:
+    """The service for requests to the model that a client means.
+
+    Raises:
+        Unavailable: as `Service.serving`.
+    """
+    meant = next((served for served in service.names if name and _means(name, served)), name)
+    return await service.serving(meant)
 
 
 def shown_name(served: str) -> str:

@@ -55,6 +55,7 @@ async def compact(service: Service, record: RequestRecord, body: bytes) -> Reply
         ApiError: as for a response; NoSummary if the model writes none.
     """
     asked, num_bytes = await read(COMPACT, record, body), len(body)
+    service = await service.serving(asked.model)
     with await service.admit(record, num_bytes) as admission:
         valid = await _validated(service, record, asked, admission.rules, num_bytes)
         admission.hold(valid.chat.common)

@@ -28,6 +28,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         ApiError: before the first byte.
     """
     request, num_bytes = await read(RESPONSES, record, body), len(body)
+    service = await service.serving(request.model)
     with await service.admit(record, num_bytes) as admission:
         is_streamed = request.stream is True
         if request.background:
@@ -92,6 +93,7 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
         ApiError: as the request itself would.
     """
     request = await read(RESPONSES, record, body)
+    service = await service.serving(request.model)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
     record.warnings += (*valid.chat.conversation.warnings, *valid.chat.common.warnings)

@@ -1,5 +1,5 @@
 """The process that renders chat templates and tokenizes long texts:
-`python -m penstock.frontend.text.child MODEL TEMPLATE SPECIAL PARENT`.
+`python -m penstock.frontend.text.child MODEL TEMPLATE SPECIAL [TEXTS] PARENT`, with the folder of an adapter's TEXTS.
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam, warnings], error] (null: it is too long),
@@ -32,6 +32,7 @@ from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.frontend.text.template_facts import facts_of
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
+from penstock.models.files.texts import WithTexts
 from penstock.models.finding.registry import open_checkpoint
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
@@ -155,12 +156,14 @@ def _clean(text: str, seam: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; the exit code."""
-    path, template_file, special, parent = argv
+    path, template_file, special, *texts, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-text", "warning")
     limit_resources()
     try:
         checkpoint = open_checkpoint(Path(path))
+        if texts:
+            checkpoint = WithTexts(checkpoint, Path(texts[0]))
         template = load_chat_template(checkpoint, template_file, special_tokens_of(checkpoint))
         spelled = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
         tokenizer = load_tokenizer(checkpoint)

@@ -14,10 +14,12 @@ use the library's own `DecodeStream`.
 
 import asyncio
 import codecs
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -206,6 +208,18 @@ class TextTokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, including added ones; the model's may be larger."""
         return self._tokenizer.get_vocab_size()
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of what it does: that of two tokenizers is equal if all texts and tokens are to them."""
+        digest = hashlib.sha256(self._tokenizer.to_str().encode())
+        digest.update(msgspec.json.encode(self.special_tokens, order="sorted"))
+        return digest.hexdigest()
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, including added ones."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
 
     @property
     def eos_token_id(self) -> int | None:

@@ -106,7 +106,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "format": ForeignField(("",), use="response_format"),
     "kv_transfer_params": ForeignField(({},)),
     "vllm_xargs": ForeignField(({},), hint="there are no plug-ins"),
-    **dict.fromkeys(("lora_path", "adapter_id", "lora"), ForeignField(("", []))),
+    **dict.fromkeys(("lora_path", "adapter_id", "lora"), ForeignField(("", []), use="`model` with the adapter's name")),
     **dict.fromkeys(("id_slot", "slot_id", "n_keep", "n_discard", "num_ctx", "n_ctx"), _LATER),
     **dict.fromkeys(
         ("guided_decoding_backend", "guided_whitespace_pattern"), ForeignField(hint="there is one backend")

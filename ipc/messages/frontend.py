@@ -121,6 +121,7 @@ class AddRequest(Message, frozen=True):
     num_deaths: int = 0  # of other engines' workers that it may have caused, a few tokens ago
     is_background: bool = False  # no client waits: it runs after all others, whatever the policy
     images: Annotated[tuple[ImageRef, ...], Meta(max_length=1024)] = ()  # by position; no two overlap
+    adapter: ShortText = ""  # key of the adapter that changes the weights for it; empty: none
 
 
 class AbortRequest(Message, frozen=True):

@@ -15,6 +15,7 @@ from penstock.config.options import ConfigError
 from penstock.models.files.source import Incomplete, LoadError, StoredTensor
 
 WEIGHT_INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
 _OLD_QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
@@ -22,8 +23,7 @@ _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 # file that shows another kind of folder -> message
 _OTHER_FOLDERS = {
-    "adapter_config.json": "it holds a LoRA adapter, which is not supported yet; merge it into its model "
-    "(PEFT: merge_and_unload) and serve the result",
+    ADAPTER_CONFIG: "it holds a LoRA adapter, which is served beside its model: penstock serve MODEL --lora NAME=PATH",
     "model_index.json": "it holds a pipeline of the diffusers library; only models that generate text are served",
     "params.json": "it holds a model in its maker's own format; serve the one with a config.json",
 }

@@ -26,7 +26,7 @@ from penstock.config.options import ConfigError, ModelImpl
 from penstock.config.sizes import size
 from penstock.models.check import check_checkpoint
 from penstock.models.families.registry import parse_model_config
-from penstock.models.files.folder import WEIGHT_INDEX, HuggingFaceFolder, no_config, weight_files
+from penstock.models.files.folder import ADAPTER_CONFIG, WEIGHT_INDEX, HuggingFaceFolder, no_config, weight_files
 from penstock.models.gguf.checkpoint import GGUFCheckpoint
 from penstock.models.gguf.choice import chosen_file, has_only_gguf
 from penstock.models.gguf.container import part_names
@@ -72,8 +72,55 @@ def download(
     Raises:
         ConfigError: it cannot be downloaded or served, or the disk is too small; one sentence.
     """
-    endpoint = endpoint.rstrip("/") or _DEFAULT_ENDPOINT
     name, _, choice = name.partition(":")
+    with _repository(name, revision, cache, endpoint) as (repository, sizes):
+        folder, shown = repository.folder, repository.shown
+        if choice or has_only_gguf(sizes):
+            file = chosen_file(name, sizes, choice)
+            repository.fetch({part: sizes[part] for part in part_names(file)})
+            check_checkpoint(GGUFCheckpoint(folder / file, folder / file), impl, with_tokenizer=with_tokenizer)
+            repository.remember(revision)
+            return folder / file
+        if "config.json" not in sizes:
+            raise ConfigError(str(no_config(shown, sizes)))
+        repository.fetch({"config.json": sizes["config.json"]})
+        parse_model_config(HuggingFaceFolder(folder).config, impl)
+        small = [file for file in sizes if any(fnmatch(file, pattern) for pattern in _SMALL)]
+        repository.fetch({file: sizes[file] for file in small})
+        check_checkpoint(HuggingFaceFolder(folder), impl, with_weights=False, with_tokenizer=with_tokenizer)
+        if with_weights:
+            weights = weight_files(shown, sizes, folder / WEIGHT_INDEX)
+            repository.fetch({file: sizes[file] for file in weights})
+        repository.remember(revision)
+    return folder
+
+
+def download_adapter(name: str, revision: str, cache: Path, endpoint: str = "") -> Path:
+    """Fetch an adapter's files that are not in the cache yet; return the snapshot's folder, or the GGUF file in it.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot be downloaded, or the disk is too small; one sentence.
+    """
+    name, _, choice = name.partition(":")
+    with _repository(name, revision, cache, endpoint) as (repository, sizes):
+        found = repository.folder
+        if choice or has_only_gguf(sizes):
+            file = chosen_file(name, sizes, choice)
+            repository.fetch({file: sizes[file]})
+            found /= file
+        elif ADAPTER_CONFIG not in sizes:
+            raise ConfigError(f"{repository.shown!r} is no adapter: it has no {ADAPTER_CONFIG}")
+        else:
+            wanted = (*_SMALL, ADAPTER_CONFIG, "adapter_model*.safetensors")
+            repository.fetch({it: size for it, size in sizes.items() if any(fnmatch(it, each) for each in wanted)})
+        repository.remember(revision)
+    return found
+
+
+@contextmanager
+def _repository(name: str, revision: str, cache: Path, endpoint: str) -> Iterator[tuple["_Repository", dict[str, int]]]:
+    """A repository as it is now, and its files with their sizes in bytes; errors in the block are explained."""
+    endpoint = endpoint.rstrip("/") or _DEFAULT_ENDPOINT
     shown = f"{name}@{revision}" if revision else name
     with _explained(shown, endpoint), _quiet_library():
         from huggingface_hub import HfApi  # imported here only: it takes half a second
@@ -87,46 +134,29 @@ def download(
         files = [file for file in info.siblings or () if "/" not in file.rfilename or file.rfilename in _SMALL]
         sizes = {file.rfilename: file.size or 0 for file in files}
         folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / commit
-        repository = _Repository(name, shown, commit, cache, endpoint, folder)
-        if choice or has_only_gguf(sizes):
-            file = chosen_file(name, sizes, choice)
-            repository.fetch({part: sizes[part] for part in part_names(file)})
-            check_checkpoint(GGUFCheckpoint(folder / file, folder / file), impl, with_tokenizer=with_tokenizer)
-            _remember(folder.parents[1] / "refs" / (revision or "main"), commit)
-            return folder / file
-        if "config.json" not in sizes:
-            raise ConfigError(str(no_config(shown, sizes)))
-        repository.fetch({"config.json": sizes["config.json"]})
-        parse_model_config(HuggingFaceFolder(folder).config, impl)
-        small = [file for file in sizes if any(fnmatch(file, pattern) for pattern in _SMALL)]
-        repository.fetch({file: sizes[file] for file in small})
-        check_checkpoint(HuggingFaceFolder(folder), impl, with_weights=False, with_tokenizer=with_tokenizer)
-        if with_weights:
-            weights = weight_files(shown, sizes, folder / WEIGHT_INDEX)
-            repository.fetch({file: sizes[file] for file in weights})
-        _remember(folder.parents[1] / "refs" / (revision or "main"), commit)
-    return folder
+        yield _Repository(name, shown, commit, cache, endpoint, folder), sizes
 
 
 class _Repository:
     """One commit of a repository, and its place in the cache."""
 
     def __init__(self, name: str, shown: str, commit: str, cache: Path, endpoint: str, folder: Path) -> None:
-        self._shown = shown
-        self._folder = folder
+        self.shown = shown
+        self.folder = folder
+        self._commit = commit
         self._where: dict[str, Any] = {"repo_id": name, "revision": commit, "cache_dir": cache, "endpoint": endpoint}
 
     def fetch(self, sizes: dict[str, int]) -> None:
         """Fetch those of the named files that are not there yet; sizes in bytes."""
-        absent = {file: count for file, count in sizes.items() if not (self._folder / file).is_file()}
+        absent = {file: count for file, count in sizes.items() if not (self.folder / file).is_file()}
         if not absent:
             return
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        needed, free = sum(absent.values()), shutil.disk_usage(self._folder.parent).free
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        needed, free = sum(absent.values()), shutil.disk_usage(self.folder.parent).free
         if needed + _SPARE_BYTES > free:
             raise OSError(errno.ENOSPC, f"{size(needed)} to download, {size(free)} free")
         pool = ThreadPoolExecutor(_AT_ONCE)
-        with _Progress(self._shown, needed) as progress:
+        with _Progress(self.shown, needed) as progress:
             fetched = [pool.submit(self._fetch_file, file, progress) for file in absent]
             try:
                 for future in as_completed(fetched):  # the first failure ends all
@@ -137,6 +167,10 @@ class _Repository:
                 wait(fetched, _END_SECONDS)
                 raise
         pool.shutdown()
+
+    def remember(self, revision: str) -> None:
+        """Note which commit the revision is, for those who look for it in the cache."""
+        _remember(self.folder.parents[1] / "refs" / (revision or "main"), self._commit)
 
     def _fetch_file(self, file: str, progress: "_Progress") -> None:
         from huggingface_hub import hf_hub_download

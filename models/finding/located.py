@@ -19,9 +19,9 @@ import msgspec
 from penstock.config.groups.model import ModelOptions
 from penstock.config.options import Config, ConfigError
 from penstock.config.speculative import speculative_config
-from penstock.models.files.folder import HuggingFaceFolder
+from penstock.models.files.folder import ADAPTER_CONFIG, HuggingFaceFolder
 from penstock.models.files.source import Incomplete
-from penstock.models.finding.hub import download
+from penstock.models.finding.hub import download, download_adapter
 from penstock.models.gguf.choice import chosen_file, has_only_gguf
 from penstock.models.gguf.container import part_paths
 
@@ -57,6 +57,11 @@ def located(
                 before_download=before_download,
             ),
         )  # fmt: skip
+
+    def find_adapter(given: str) -> Path:
+        return located_adapter(given, environment, before_download)
+
+    config = config.with_options(*(options.located(find_adapter) for options in config.of_parts()))
     given = config.model.model
     if not given:
         return config
@@ -86,6 +91,32 @@ def located(
     return msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, model=str(folder), served_model_name=names)
     )
+
+
+def located_adapter(
+    given: str, environment: Mapping[str, str] = os.environ, before_download: Callable[[], None] = lambda: None
+) -> Path:
+    """The folder or GGUF file of an adapter: a path, or a name of the hub, which is downloaded if it is missing.
+
+    Raises:
+        ConfigError: there is no such adapter, or it cannot be downloaded.
+    """
+    found, name, revision = find_local(given, environment)
+    if found is not None and found.is_dir():
+        needed = (ADAPTER_CONFIG, "adapter_model.safetensors")
+        absent = next((each for each in needed if not (found / each).is_file()), "")
+        if absent and not name:
+            raise ConfigError(f"{given!r} holds no adapter: it has no {absent}")
+        found = None if absent else found  # a download may be a part of it
+    if found is None and "/" in name and not _is_offline(environment):
+        before_download()
+        found = download_adapter(name, revision, hub_cache(environment), environment.get("HF_ENDPOINT", ""))
+    if found is None:
+        raise ConfigError(
+            f"there is no adapter at {given!r}, and no download of that name in {str(hub_cache(environment))!r}"
+            + (" (HF_HUB_OFFLINE is set)" * _is_offline(environment))
+        )
+    return found
 
 
 def _with_located_drafter(config: Config, find: Callable[[Config], Config]) -> Config:

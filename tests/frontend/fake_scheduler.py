@@ -106,6 +106,7 @@ class FakeScheduler:
         self.received: list[FromFrontend] = []
         self.peers: dict[PeerId, None] = {}
         self.refusal = ""
+        self.on_other: Callable[[PeerId, Message], None] = lambda peer, message: None  # parts' messages, and hellos
         self.is_silent = False  # as if it hung: it takes nothing and says nothing
         self._paused: dict[str, asyncio.Event] = {}  # set when they may go on
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -182,6 +183,7 @@ class FakeScheduler:
         if isinstance(message, FrontendHello):
             self.peers[peer] = None
             self.router.send(peer, Refused(self.refusal) if self.refusal else self._readiness())
+            self.on_other(peer, message)
         elif peer not in self.peers:
             if not isinstance(message, Goodbye):
                 self.router.send(peer, SayHello())
@@ -199,6 +201,8 @@ class FakeScheduler:
             for key, task in list(self._tasks.items()):
                 if key[0] == message.request_id and message.sequence_idx in (-1, key[1]):
                     task.cancel()
+        else:
+            self.on_other(peer, message)
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)

@@ -13,6 +13,7 @@ import uvloop
 
 from penstock.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
 from penstock.config.listening import addresses, bind
+from penstock.config.part_options import PartOptions
 from penstock.frontend.http.server import Server
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest
@@ -94,6 +95,7 @@ def live_server(
     is_ready: bool = True,
     takes_images: bool = False,
     names: tuple[str, ...] = ("test/model", "alias"),
+    parts: Sequence[PartOptions] = (),
 ) -> Iterator[LiveServer]:
     """Start a server on a free port; on leaving, drain and stop it."""
     address = f"ipc://{sockets}/frontend.sock"
@@ -102,7 +104,7 @@ def live_server(
         frontend=FrontendOptions(**{"port": 0, "shutdown_timeout": 1.0, **(frontend or {})}),
         ipc=IpcOptions(frontend_address=address, max_heartbeat_interval=0.1, heartbeat_timeout=heartbeat_timeout),
         scheduler=SchedulerOptions(max_num_queued_seqs=1000),
-    )
+    ).with_options(*parts)
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

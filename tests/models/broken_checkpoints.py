@@ -297,10 +297,10 @@ BROKEN: dict[str, Case] = {
     ),
     "half a download": (half_downloaded, ("model.safetensors", "download")),
     # other things than a checkpoint
-    "an adapter": (_only("adapter_config.json", "{}"), ("LoRA adapter", "merge")),
+    "an adapter": (_only("adapter_config.json", "{}"), ("LoRA adapter", "--lora")),
     "an adapter's weights": (
         lambda f: write_weights(f / "model.safetensors", {"model.layers.0.self_attn.q_proj.lora_A.weight": (2, 16)}),
-        ("LoRA adapter", "merge"),
+        ("LoRA adapter", "--lora"),
     ),
     "an empty GGUF file": (_only("model-Q4_K_M.gguf"), ("model-Q4_K_M.gguf", "empty", "download")),
     "a pipeline of pictures": (_only("model_index.json"), ("diffusers",)),

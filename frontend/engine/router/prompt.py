@@ -14,15 +14,32 @@ _Kind = tuple[int, int, bool]
 class Prompt:
     """The tokens before a sequence's next token: its prompt, and its outputs if it has moved."""
 
-    __slots__ = ("_images", "_keys", "_num_prompt_tokens", "_rest", "_salt", "_tokens", "num_sequences", "num_tokens")
+    __slots__ = (
+        "_adapter",
+        "_images",
+        "_keys",
+        "_num_prompt_tokens",
+        "_rest",
+        "_salt",
+        "_tokens",
+        "num_sequences",
+        "num_tokens",
+    )
 
     def __init__(
-        self, tokens: bytes, salt: str, num_prompt_tokens: int, num_sequences: int, images: Sequence[ImageRef] = ()
+        self,
+        tokens: bytes,
+        salt: str,
+        num_prompt_tokens: int,
+        num_sequences: int,
+        images: Sequence[ImageRef] = (),
+        adapter: str = "",
     ) -> None:
         """`tokens`: int32[n], of which the first `num_prompt_tokens` are the prompt, with these images."""
         self._images = images
         self._tokens = tokens
         self._salt = salt
+        self._adapter = adapter
         self._num_prompt_tokens = num_prompt_tokens
         self._keys: dict[_Kind, list[int]] = {}
         self._rest: dict[_Kind, Iterator[int]] = {}  # keys that were not needed so far
@@ -41,7 +58,9 @@ class Prompt:
         keys = self._keys.get(kind)
         if keys is None:
             keys = self._keys[kind] = []
-            namespace = namespace_of(self._salt, self._num_prompt_tokens, kind[1], is_each_length_special=kind[2])
+            namespace = namespace_of(
+                self._salt, self._num_prompt_tokens, kind[1], is_each_length_special=kind[2], adapter=self._adapter
+            )
             self._rest[kind] = short_keys(namespace, self._tokens[:-4], size, image_marks(self._images, size))
         yield from chain(list(keys), _kept(self._rest[kind], keys))
 

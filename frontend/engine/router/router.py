@@ -73,7 +73,8 @@ class EngineRouter:
         engines = [engine for engine in able if engine.link not in live.tried] or able
         request = live.request
         num_tokens = len(request.prompt_token_ids) // 4
-        prompt = Prompt(live.known_tokens, request.cache_salt, num_tokens, request.n, request.images)
+        what = live.known_tokens, request.cache_salt, num_tokens, request.n, request.images, request.adapter
+        prompt = Prompt(*what)
         first = choice = self._policy.choose(prompt, engines)
         while not choice.engine.has_room(request):
             engines.remove(choice.engine)

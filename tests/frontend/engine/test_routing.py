@@ -17,16 +17,17 @@ from penstock.frontend.engine.router.registry import POLICIES
 from penstock.frontend.engine.router.router import EngineRouter
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import AddRequest, CacheEvents, EngineStats, SamplingParams, SequenceDelta, TierChanges
-from penstock.ipc.page_keys import short_keys
+from penstock.ipc.page_keys import namespace_of, short_keys
 from tests.frontend.engine.virtual_engines import Client, Conversation, Fleet, Turn, VirtualLink
 
 STATS = EngineStats(0, 0, 16, 1000, 1000, 0, 0, 0, 0, 0, 0, 0, is_ready=True)
 PREFIX = list(range(1, 1025))
 
 
-def column(tokens: list[int], salt: str = "") -> bytes:
+def column(tokens: list[int], salt: str = "", adapter: str = "") -> bytes:
     """The pages of these tokens, as an engine tells them."""
-    return b"".join(key.to_bytes(8, "little") for key in short_keys(salt, pack_int32(tokens), 16))
+    namespace = namespace_of(salt, len(tokens), 0, is_each_length_special=False, adapter=adapter)
+    return b"".join(key.to_bytes(8, "little") for key in short_keys(namespace, pack_int32(tokens), 16))
 
 
 class Group:
@@ -46,9 +47,11 @@ class Group:
         for i, link in enumerate(self.links):
             self.router.join(cast(EngineLink, link), str(i))
 
-    def caches(self, engine: int, tokens: list[int], salt: str = "", *, on_host: bool = False) -> None:
+    def caches(
+        self, engine: int, tokens: list[int], salt: str = "", *, on_host: bool = False, adapter: str = ""
+    ) -> None:
         """From now on, this is all that an engine has cached."""
-        told, none = TierChanges(column(tokens, salt)), TierChanges()
+        told, none = TierChanges(column(tokens, salt, adapter)), TierChanges()
         device, host = (none, told) if on_host else (told, none)
         take = self.links[engine].on_cache_events
         if take is not None:
@@ -57,10 +60,11 @@ class Group:
     def says(self, engine: int, **stats: Any) -> None:
         self.links[engine].stats = replace(STATS, **stats)
 
-    def request(self, tokens: list[int], salt: str = "") -> LiveRequest:
+    def request(self, tokens: list[int], salt: str = "", adapter: str = "") -> LiveRequest:
         sampling = SamplingParams(max_tokens=8)
         name = f"r{next(self._numbers)}"
-        return LiveRequest(AddRequest(name, pack_int32(tokens), sampling, cache_salt=salt), Client([]), 0)
+        request = AddRequest(name, pack_int32(tokens), sampling, cache_salt=salt, adapter=adapter)
+        return LiveRequest(request, Client([]), 0)
 
     def choose(self, live: LiveRequest) -> int:
         takes = [cast(EngineLink, link) for link in self.links if link.takes_requests]
@@ -111,6 +115,19 @@ def test_only_engines_that_take_requests_are_chosen(policy: str, seed: int) -> N
 def test_turns_are_even() -> None:
     group = Group("round-robin", 3)
     assert sorted(group.send(group.request([1])) for _ in range(30)) == sorted([0, 1, 2] * 10)
+
+
+def test_an_adapters_prompt_goes_where_its_own_pages_are() -> None:
+    for seed in range(20):
+        group = Group("prefix", 5, seed)
+        group.caches(1, PREFIX)
+        group.caches(2, PREFIX, adapter="sql@1")
+        assert group.choose(group.request([*PREFIX, 5])) == 1
+        assert group.choose(group.request([*PREFIX, 5], adapter="sql@1")) == 2
+    group = Group("prefix", 1)
+    group.caches(0, PREFIX, adapter="sql@1")
+    group.send(group.request([*PREFIX, 5], adapter="sql@2"))
+    assert group.told("requests", engine="0", reason="new") == 1, "another version of it is another adapter"
 
 
 def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
