@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.config import Config
 from penstock.config.ranks import Rank
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.adapters import Adapters
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
@@ -29,6 +30,7 @@ class Context(NamedTuple):
     device: Device
     kv: KVPool
     host_pages: HostPages | None  # the host tier, or pages for the parts that need some
+    adapters: Adapters  # what rows can add to the model's products
 
 
 class WorkerPart:

@@ -130,7 +130,7 @@ class Scheduler:
         if refusal := check_request(message, self.limits, self.waiting, self.options, max_turns):
             return refusal
         request = Request(message, owner, self.limits.max_sequence_len, now)
-        request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
+        request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens, message.adapter)
         if refusal := self.parts.refusal(request):
             return refusal
         if now:

@@ -19,6 +19,7 @@ MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
 JUST_CAME = "just came"
+ADAPTER = "its adapter is being read, or waits for room"
 GRAMMAR = "its grammar is being prepared"
 DISK = "its prefix is being read from the disk"
 IMAGE = "its images are being encoded"

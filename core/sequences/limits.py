@@ -88,9 +88,9 @@ class WorkerLimits:
         """Return the bookkeeping for snapshots, if the worker has places for them."""
         return Snapshots(self.num_snapshots, self.page_size, totals) if self.num_snapshots else None
 
-    def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
+    def namespace(self, salt: str, num_prompt_tokens: int, adapter: str = "") -> Hashable:
         """Return the cache's namespace: pages are shared only by prompts that interpret positions in the same way."""
         longest, is_special = self.longest_usual_prompt, self.is_each_length_special
-        if not longest:  # as in most models
+        if not longest and not adapter:  # as in most models
             return salt
-        return namespace_of(salt, num_prompt_tokens, longest, is_each_length_special=is_special)
+        return namespace_of(salt, num_prompt_tokens, longest, is_each_length_special=is_special, adapter=adapter)

@@ -53,6 +53,8 @@ class Request:
     """What a client asked for. Holds only its live sequences; finished ones are forgotten."""
 
     __slots__ = (
+        "adapter",
+        "adapter_id",
         "arrived",
         "base_level",
         "cache_salt",
@@ -109,7 +111,9 @@ class Request:
         self.images = message.images
         self.marks: dict[int, bytes] | None = None  # of its pages with images, if any
         self.embedding_ids: dict[bytes, int] = {}  # by image key, for the images still needed
-        self.prefill_at = () if message.images else message.prefill_at  # engines that may compute the prompt
+        self.prefill_at = (
+            () if message.images or message.adapter else message.prefill_at
+        )  # engines that may compute the prompt
         self.handover_from = message.handover_from  # tokens that the engine has for which it is computed; -1: none
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -123,6 +127,8 @@ class Request:
             for seq, resumed in zip(self.waiting, message.progress, strict=True):
                 seq.restore(resumed)
         self.running: list[Sequence] = []
+        self.adapter = message.adapter  # its key; empty: none
+        self.adapter_id = 0  # in the worker; 0 if there is none, or it is not prepared yet
         self.grammar_id = 0  # in the worker; 0 if there is none, or it is not prepared yet
         self.is_lined_up = False  # whether it is in line with the requests that have new sequences
         self.is_parked = False

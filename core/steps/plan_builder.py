@@ -205,6 +205,7 @@ class PlanBuilder:
                 seq.request.grammar_id,
                 seq.request.cache_salt,
                 _row_images(seq) if seq.request.images else (),
+                seq.request.adapter_id,
             )
         )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.models import native_recurrent
+from penstock.gpu_worker.models.adapters import AdaptedLinear
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock, routing_of
@@ -393,6 +394,8 @@ class ProgramWriter:
             self._builder.reduce(self._ranks, slot, slot, size)
 
     def _pack(self, linear: Linear, *, interleaved: bool = False) -> PackedLinear:
+        if isinstance(linear, AdaptedLinear):
+            self._builder.adapt(linear.adapters.native)
         return linear.pack(self._library, interleaved=interleaved, rounds_inputs=self._rounds_inputs)
 
     def _vector(self, linear: Linear) -> Tensor:

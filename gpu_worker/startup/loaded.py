@@ -14,6 +14,7 @@ from penstock.gpu_worker.devices.open import choose_dtype, open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.drafting.registry import prepare_drafter
 from penstock.gpu_worker.drafting.target import Passes, Prepared, Target
+from penstock.gpu_worker.models.adapters import Adapters
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.models.loading.stored import BytesRead
 from penstock.gpu_worker.models.model import Model
@@ -53,6 +54,7 @@ class Loaded(NamedTuple):
     bytes_read: int  # of the checkpoint's tensors
     seconds: float
     ledger: MemoryLedger
+    adapters: Adapters
 
 
 def load(config: Config, rank: Rank) -> Loaded:
@@ -63,7 +65,7 @@ def load(config: Config, rank: Rank) -> Loaded:
     """
     began = time.monotonic()
     worker, checkpoint = config.worker, open_model(config)
-    has_weights = worker.load_format != "dummy"
+    has_weights, adapters = worker.load_format != "dummy", Adapters()
     whole = model_config_of(checkpoint, config.model.model_impl, worker.quantization, with_weights=has_weights)
     check_states(whole, config)
     part = rank_part(whole, config.parallel, rank.number)
@@ -88,9 +90,9 @@ def load(config: Config, rank: Rank) -> Loaded:
         no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"),
     ):
         if has_weights:
-            model = load_model(checkpoint, part, dtype, device, kv_format, ranks, bytes_read)
+            model = load_model(checkpoint, part, dtype, device, kv_format, ranks, bytes_read, adapters)
         else:
-            model = dummy_model(part, dtype, device, ranks)
+            model = dummy_model(part, dtype, device, ranks, adapters)
         weights = weights_digest()
     kv_type = dtype if kv_format is None else KV_FORMATS[kv_format]
     config = with_limits(config, part, kv_type, device, ranks)
@@ -102,7 +104,7 @@ def load(config: Config, rank: Rank) -> Loaded:
     ledger.note("weights")
     return Loaded(
         config, checkpoint, part, model, device, ranks, dtype, kv_type, weights, speculative, drafter,
-        bytes_read.total, time.monotonic() - began, ledger,
+        bytes_read.total, time.monotonic() - began, ledger, adapters,
     )  # fmt: skip
 
 

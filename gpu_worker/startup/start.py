@@ -77,7 +77,9 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     runner, kv = _make_runner(config, rank, loaded, plan)
     log_pool(config, loaded, plan)
     hello = hello_of(config, rank, loaded, plan, runner.host_pages)
-    context = Context(config, rank, hello, loaded.checkpoint, model, loaded.device, kv, runner.host_pages)
+    context = Context(
+        config, rank, hello, loaded.checkpoint, model, loaded.device, kv, runner.host_pages, loaded.adapters
+    )
     with ExitStack() as opened:
         parts = _open_parts(context, opened)
         runner.use([part for part in parts if isinstance(part, RowPart)])

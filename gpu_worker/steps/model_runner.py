@@ -264,9 +264,11 @@ class ModelRunner:
         """Compute the layers of this stage, if it is not the last one."""
         if batch.rows.shape[0] == 0:
             return None
+        for begins in self._calls.begins:
+            begins(batch)
         if self._whole_step is not None and int(batch.num_new.sum()) <= self._whole_step.max_tokens:
             hidden = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx, given)
-        elif self._graphs is not None and self._graphs.covers(batch):
+        elif self._graphs is not None and self._calls.use_graphs and self._graphs.covers(batch):
             hidden, _ = self._graphs.replay(batch, given)
         else:
             inputs, _ = make_inputs(batch, self._state, self._device, self._page_size)
@@ -282,6 +284,8 @@ class ModelRunner:
             return None, ()
         prompt, sampling = None, None
         num_tokens = int(batch.num_new.sum())
+        for begins in self._calls.begins:
+            begins(batch)
         images = next((its for inputs in self._calls.inputs if (its := inputs(batch)) is not None), None)
         whole = self._whole_step if images is None and not self._state.has_logprobs else None
         if whole is not None and num_tokens <= whole.max_tokens:
@@ -371,12 +375,13 @@ class ModelRunner:
         self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None, images: ImageInputs | None
     ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
-        if self._graphs is not None and images is None and self._graphs.covers(batch):
+        takes_graphs = images is None and self._calls.use_graphs
+        if self._graphs is not None and takes_graphs and self._graphs.covers(batch):
             self._begin_draws(batch, drafted)
             hidden, sampling = self._graphs.replay(batch, given)
             self._tell(batch, hidden)
             return hidden, sampling, None
-        size = None if self._mixed_graphs is None or images is not None else self._mixed_graphs.size_for(batch)
+        size = None if self._mixed_graphs is None or not takes_graphs else self._mixed_graphs.size_for(batch)
         sampled: Tensor | None = None
         if self._mixed_graphs is not None and size is not None:
             self._begin_draws(batch, drafted)

@@ -2,6 +2,7 @@
 
     enter           rows come and go                     in plans with new or freed rows
     ─────────────────────────────────────────────────    only while the part has rows:
+    begins          a batch is about to be computed
     inputs          what the forward pass gets
     begin_draws     ─▶ the forward pass is launched      the last moment to work beside it
     computed        ◀─ its hidden states
@@ -46,12 +47,18 @@ class RowPart(WorkerPart):
     rows: Collection[int] = ()
     """The rows for which it does something now."""
 
+    can_be_captured: ClassVar[bool] = True
+    """Whether what it does for a step's rows is done in captured graphs, too."""
+
     def warm_up(self, limits: Limits) -> Iterable[StepPlan]:
         """Plans that compile what steps with such rows launch. All is cleared afterwards."""
         return ()
 
     def enter(self, plan: StepPlan) -> None:
         """Rows are freed, and then new ones come. Called before the plan's batch is computed."""
+
+    def begins(self, batch: HostBatch) -> None:
+        """A batch is about to be computed."""
 
     def inputs(self, batch: HostBatch) -> ImageInputs | None:
         """What replaces the embeddings and positions of some of the step's tokens."""
@@ -99,6 +106,7 @@ class RowPart(WorkerPart):
 class RowCalls(NamedTuple):
     """Who does something in a step: methods of the parts that have rows now."""
 
+    begins: ListOf[Callable[[HostBatch], None]] = ()
     inputs: ListOf[Callable[[HostBatch], ImageInputs | None]] = ()
     begin_draws: ListOf[Callable[[Int32Array, IntArray | None], None]] = ()
     computed: ListOf[Callable[[HostBatch, Tensor], None]] = ()
@@ -106,9 +114,11 @@ class RowCalls(NamedTuple):
     sends: ListOf[Callable[[], Sent | None]] = ()
     drawn: ListOf[Callable[[Download], None]] = ()
     undrawn: ListOf[RowPart] = ()  # parts for whose rows no tokens are drawn
+    use_graphs: bool = True
 
     @classmethod
     def of(cls, parts: ListOf[RowPart]) -> "RowCalls":
         """`parts`: those with rows."""
-        methods: dict[str, Any] = {name: calls(RowPart, parts, name) for name in cls._fields[:-1]}
-        return cls(**methods, undrawn=[part for part in parts if not part.draws])
+        methods: dict[str, Any] = {name: calls(RowPart, parts, name) for name in cls._fields[:-2]}
+        undrawn = [part for part in parts if not part.draws]
+        return cls(**methods, undrawn=undrawn, use_graphs=all(part.can_be_captured for part in parts))

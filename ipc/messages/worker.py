@@ -80,8 +80,8 @@ class Welcome(Message, frozen=True):
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
     """Everything that a worker must know about a sequence that enters a row.
 
-    Whatever a row keeps for its whole life is sent here, once. Anything else of that kind, such as an adapter, would be
-    a new field at the end, with a default that means none.
+    Whatever a row keeps for its whole life is sent here, once. Anything else of that kind is a new field at the end,
+    with a default that means none.
     """
 
     row: int
@@ -92,6 +92,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     grammar_id: int = 0  # a prepared grammar; 0: none. Its text is no longer in `sampling`
     cache_salt: ShortText = ""  # what is learnt from the sequence may be used only for others with the same salt
     images: tuple[RowImage, ...] = ()  # of its prompt, by position
+    adapter_id: int = 0  # a prepared adapter; 0: none
 
 
 class StepPlan(Message, frozen=True):

@@ -68,6 +68,7 @@ class PackedLinear(NamedTuple):
     kind: str  # one of WEIGHT_KINDS
     interleaved: bool  # 16 gates, their 16 ups, the next 16 gates
     quantization: Quantization | None = None  # of a quantized weight
+    site: int = -1  # which of the products that adapters add to; negative: none
 
     @property
     def num_packed(self) -> int:

@@ -8,6 +8,7 @@
 #include "machine/memory.h"
 #include "machine/team.h"
 #include "machine/vectors.h"
+#include "operations/adapting.h"
 
 namespace penstock {
 
@@ -90,11 +91,27 @@ inline double num_multiplications(const Linear& layer, int num_tokens) {
 // How many rows of `num_floats` floats are worth handing to another core.
 inline int together(int num_floats) { return std::max(1, 4096 / num_floats); }
 
+struct AdaptedToken {
+  int token, row;
+};
+
 struct Pass {
   const Batch& batch;
   const Pool& pool;
   float* packed;  // room for the inputs of any product
+  const Adapters* adapters = nullptr;
+  std::vector<AdaptedToken> adapted = {};  // tokens of rows with adapters
   std::vector<Slot> slots = {};
+
+  // Notes whose rows have adapters.
+  void find_adapted() {
+    if (!adapters || !adapters->num_adapted || !batch.state_rows) return;
+    for (int b = 0; b < batch.num_rows; b++) {
+      const int row = batch.state_rows[b];
+      if (row < 0 || row >= adapters->num_rows || adapters->slots[row] < 0) continue;
+      for (int t = batch.query_start_loc[b]; t < batch.query_start_loc[b + 1]; t++) adapted.push_back({t, row});
+    }
+  }
 
   float* at(int slot, int t) const { return slots[slot].data + size_t(t) * slots[slot].stride; }
 

@@ -64,7 +64,7 @@ def build(config: Decoder, reader: WeightReader) -> Model:
     if config.vision is not None and reader.ranks.place.num_stages == 1:  # each rank has the whole tower
         from penstock.gpu_worker.models.loading.vision import read_tower  # most models take texts only
 
-        model.tower = read_tower(config.vision, reader)
+        model.tower = read_tower(config.vision, reader._replace(adapters=None))
     elif config.vision is not None:
         log.warning("images refused", reason="a model in stages takes texts only")
     return model
@@ -91,10 +91,11 @@ def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDeco
 def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
     """The blocks with their weights. A layer's weights are read when the layers are iterated."""
     sources = sources_of(config)
+    of_layers, reader = reader, reader._replace(adapters=None)
 
     def layers() -> Iterator[DecoderLayer]:
         for layer, its in zip(config.layers, sources.layers, strict=True):
-            yield _layer(layer, config.layer_inputs, its, reader)
+            yield _layer(layer, config.layer_inputs, its, of_layers)
 
     held: dict[int, HeldExperts] = {}
     return DecoderWeights(

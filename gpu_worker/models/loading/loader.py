@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from penstock.config.options import ConfigError
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.adapters import Adapters
 from penstock.gpu_worker.models.loading.making import Maker
 from penstock.gpu_worker.models.loading.random_weights import RandomWeights
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights, as_tensor
@@ -59,6 +60,7 @@ def load_model(
     kv_format: KVFormatName | None = None,
     ranks: Ranks = ALONE,
     bytes_read: BytesRead | None = None,
+    adapters: Adapters | None = None,
 ) -> Model:
     """Load the weights.
 
@@ -70,6 +72,7 @@ def load_model(
         kv_format: the format of KV; the checkpoint's scales are used if they are for this format.
         ranks: the ranks that load the model's parts at the same time.
         bytes_read: counts the bytes that are read.
+        adapters: gets the sites of the model's products.
 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of the wrong shape.
@@ -102,12 +105,15 @@ def load_model(
             checkpoint,
             read_quantized,
             kv_scales,
+            adapters=adapters,
             ranks=ranks,
         )
         return _build(config, reader)
 
 
-def dummy_model(config: ModelConfig, dtype: torch.dtype, device: Device, ranks: Ranks = ALONE) -> Model:
+def dummy_model(
+    config: ModelConfig, dtype: torch.dtype, device: Device, ranks: Ranks = ALONE, adapters: Adapters | None = None
+) -> Model:
     """Random weights of the right shapes, the same ones each time; arguments as in `load_model`."""
     if config.quantization is not None and not recipes_of(config):
         raise ConfigError(
@@ -117,7 +123,9 @@ def dummy_model(config: ModelConfig, dtype: torch.dtype, device: Device, ranks: 
     weights = RandomWeights(expected_tensors(whole) or {}, dtype, on)
     is_bf16 = config.checkpoint_dtype == "bfloat16"
     make = Maker(whole, weights.read, ranks, on)
-    reader = WeightReader(weights.read, is_bf16, dtype, on, device.library, read_quantized=make, ranks=ranks)
+    reader = WeightReader(
+        weights.read, is_bf16, dtype, on, device.library, read_quantized=make, adapters=adapters, ranks=ranks
+    )
     return _build(config, reader)
 
 

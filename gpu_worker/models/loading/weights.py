@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.gpu_worker.models.adapters import Adapters, Site, SitePart
 from penstock.gpu_worker.models.linear import (
     Embedding,
     ExpertLinear,
@@ -53,6 +54,8 @@ class WeightReader(NamedTuple):
     are_packed: bool = False
     """Whether matrices are read only to be packed. Then matrices that need no conversion are not copied, and may be in
     the file's own memory."""
+    adapters: Adapters | None = None
+    """Gets a site for each product, so that rows can add something to it; None: none can."""
     ranks: Ranks = ALONE
     """The ranks that hold the model together; the sources are cut for this rank."""
 
@@ -88,20 +91,38 @@ class WeightReader(NamedTuple):
         """A product, with its bias if it has one."""
         weight = source.weight
         parts = self._quantized_parts(weight)
-        if all(part is None for part in parts):
-            return self.plain_linear(source)
-        orders = _orders(weight)
+        orders = None if all(part is None for part in parts) else _orders(weight)
         if orders is None:
-            return self.plain_linear(source)
+            return self._adapted(self.plain_linear(source), weight, weight.order)
         bias = self._bias(source)
         products: list[Linear] = []
         first = 0
         for alike in _runs(parts):
             end = first + sum(_num_outputs(weight, i) for i in alike)
             its_bias = None if bias is None else bias[first:end]
-            products.append(self._product(weight, alike, parts, orders, its_bias))
+            product = self._product(weight, alike, parts, orders, its_bias)
+            order = None if weight.order is None else tuple(each - first for each in weight.order[first:end])
+            products.append(self._adapted(product, weight, order, alike))
             first = end
         return products[0] if len(products) == 1 else JoinedLinear(tuple(products))
+
+    def _adapted(
+        self, linear: Linear, weight: Source, order: tuple[int, ...] | None, alike: Sequence[int] | None = None
+    ) -> Linear:
+        """The product with a site, if rows can add something to it: of all the tensors, or of those alike."""
+        if self.adapters is None:
+            return linear
+        of = range(len(weight.names)) if alike is None else alike
+        parts = tuple(
+            SitePart(
+                weight.names[i].removesuffix(".weight"),
+                weight.num_outputs(i),
+                weight.shapes[i][-2 if weight.is_transposed else -1],
+                weight.cut(i),
+            )
+            for i in of
+        )
+        return self.adapters.add_site(linear, Site(parts, order))
 
     def experts(self, source: LinearSource) -> ExpertLinear:
         """The products of all experts."""

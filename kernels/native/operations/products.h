@@ -12,15 +12,32 @@ struct Product {  // as Product in structs.py
   Linear linear;
   int32_t from, to, first, finish;  // first: where in slot `to` the outputs begin
   int32_t activation;  // for kActivate, kGate and kGateStored
+  int32_t site;        // which of the products that adapters add to; negative: none
   float scale;         // for kAdd; for gates, applied before the activation
 };
+
+// What rows add to the product's sums; null if none adds something.
+inline const Added* what_is_added(const Pass& pass, const Product& op) {
+  static Added added;
+  static std::vector<Added::Token> tokens;
+  if (op.site < 0 || pass.adapted.empty()) return nullptr;
+  tokens.clear();
+  for (const AdaptedToken& each : pass.adapted)
+    if (const LowRank* its = pass.adapters->at(op.site, each.row)) tokens.push_back({each.token, its});
+  if (tokens.empty()) return nullptr;
+  const Slot& from = pass.slots[op.from];
+  added.compute(*team, tokens, from.data, from.stride, op.linear.num_inputs, op.linear.num_outputs,
+                pass.batch.num_tokens);
+  return &added;
+}
 
 inline void run(const Pass& pass, const Product& op) {
   const int stride = pass.slots[op.to].stride;
   float* out = pass.slots[op.to].data + op.first;
+  const Added* const added = what_is_added(pass, op);
   auto multiply = [&](auto finish) {
     linear(*team, op.linear, pass.slots[op.from].data, pass.slots[op.from].stride, pass.batch.num_tokens, pass.packed,
-           finish);
+           [=](int t, int output, Floats sum) { finish(t, output, added ? added->with(t, output, sum) : sum); });
   };
   switch (op.finish) {
     case kStore:

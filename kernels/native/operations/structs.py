@@ -59,7 +59,11 @@ class Heads(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    _fields_ = (("linear", LinearStruct), *numbers("from_", "to", "first", "finish", "activation"), ("scale", c_float))
+    _fields_ = (
+        ("linear", LinearStruct),
+        *numbers("from_", "to", "first", "finish", "activation", "site"),
+        ("scale", c_float),
+    )
 
 
 class Attending(ctypes.Structure):

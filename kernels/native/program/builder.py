@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
+from penstock.kernels.native.adapting import NativeAdapters
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import (
@@ -73,6 +74,7 @@ class ProgramBuilder:
         self._operations: list[tuple[ctypes.Structure, int]] = []  # with the size of each
         self._kept: list[object] = []  # keeps alive what pointers refer to
         self._packed_width = UNIT
+        self.adapters: int | None = None  # the address of an `AdaptersStruct`
         self._waiting: structs.Reducing | None = None  # the last one, until the weights that follow it are known
 
     def slot(self, width: int) -> int:
@@ -205,7 +207,7 @@ class ProgramBuilder:
         self._packed_width = max(self._packed_width, linear.packed_width)
         self._widths[to] = max(self._widths[to], first + linear.num_packed // (1 + linear.interleaved))
         self._follow(linear)
-        places = (source, to, first, FINISHES.index(finish), ACTIVATIONS.index(activation))
+        places = (source, to, first, FINISHES.index(finish), ACTIVATIONS.index(activation), linear.site)
         self.append(structs.Product(linear.struct, *places, scale), 0, linear)
 
     def reduce(
@@ -273,6 +275,11 @@ class ProgramBuilder:
             other._operations.insert(place, (adding, size))
         return other
 
+    def adapt(self, adapters: NativeAdapters) -> None:
+        """Let rows add something to the products that have sites."""
+        self.adapters = adapters.address
+        self._kept.append(adapters)
+
     @property
     def num_operations(self) -> int:
         """The number of operations so far."""
@@ -295,7 +302,7 @@ class ProgramBuilder:
         struct = ProgramStruct(
             *(ctypes.addressof(operations), ctypes.addressof(widths), LinearStruct() if head is None else head.struct),
             *(len(operations), len(widths), self._hidden_size, self._packed_width),
-            *(logit_scale, logit_softcap),
+            *(logit_scale, logit_softcap, self.adapters),
         )
         return Program(library, struct, (self._operations, self._kept, operations, widths, head))
 

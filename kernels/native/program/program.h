@@ -36,6 +36,7 @@ struct Program {  // as ProgramStruct in program.py
   Linear head;
   int32_t num_operations, num_slots, hidden_size, packed_width;
   float logit_scale, logit_softcap;
+  const Adapters* adapters;  // null: no product has a site
 };
 
 inline bool is_of_tokens(const Operation& operation) { return operation.kind < kProduct; }
@@ -136,7 +137,8 @@ static void forward(const Program& program, const Pool& pool, const Batch& batch
   static Buffer buffer;
   size_t row_size = program.packed_width;
   for (int i = 1; i < program.num_slots; i++) row_size += program.widths[i];
-  Pass pass{batch, pool, buffer.of(row_size * num_tokens)};
+  Pass pass{batch, pool, buffer.of(row_size * num_tokens), program.adapters};
+  pass.find_adapted();
   pass.slots.push_back({batch.out, program.hidden_size});
   for (float* data = pass.packed + program.packed_width * num_tokens; int(pass.slots.size()) < program.num_slots;) {
     const int width = program.widths[pass.slots.size()];

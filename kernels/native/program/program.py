@@ -27,7 +27,7 @@ class ProgramStruct(ctypes.Structure):
         *pointers("operations", "widths"),
         ("head", LinearStruct),
         *numbers("num_operations", "num_slots", "hidden_size", "packed_width"),
-        *(("logit_scale", c_float), ("logit_softcap", c_float)),
+        *(("logit_scale", c_float), ("logit_softcap", c_float), ("adapters", c_void_p)),
     )
 
 

@@ -1,0 +1,385 @@
+"""Lets a waiting request enter a row only once its adapter is in the worker's memory.
+
+    LoadAdapter ──▶ known; asked for as soon as there is room         AdapterNews ──▶ frontends
+    head of the queue ── admits? ──▶ in memory: it enters
+                             │ not: the least recently used adapter that no request needs makes room;
+                             ▼      if there is none, the request is held until there is
+    PrepareAdapter ──▶ worker, beside its steps ──▶ AdapterPrepared: held requests are queued again
+
+The worker has room for a number of adapters; hundreds may be known, and are read again when their turn comes. Those of
+requests stay. Pure bookkeeping, like the scheduler that owns it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Self
+
+from penstock.core.engine.part import EnginePart
+from penstock.core.kv.kv_pages import Start
+from penstock.core.scheduling.answers import FromAll
+from penstock.core.scheduling.part import Ending, Gate
+from penstock.core.scheduling.step_record import ADAPTER
+from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
+from penstock.core.sequences.intake import Refusal
+from penstock.core.sequences.limits import WorkerLimits
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.ipc.channel import PeerId
+from penstock.ipc.messages import FrontendHello
+from penstock.parts.adapters.messages import (
+    AdapterNews,
+    AdapterPrepared,
+    AdapterStage,
+    AdapterState,
+    DropAdapter,
+    LoadAdapter,
+    PrepareAdapter,
+    UnloadAdapter,
+)
+from penstock.parts.adapters.options import AdapterOptions
+
+if TYPE_CHECKING:
+    from penstock.core.engine.loop import Engine
+    from penstock.core.scheduling.scheduler import Scheduler
+
+_UNKNOWN = "this engine does not have the request's adapter"
+_UNLOADED = "the request's adapter was unloaded"
+
+
+class Known:
+    """An adapter that frontends have named."""
+
+    __slots__ = ("error", "is_leaving", "path", "rank", "state")
+
+    def __init__(self, path: str, *, is_leaving: bool) -> None:
+        self.path = path
+        self.is_leaving = is_leaving  # it goes with the last request that has it
+        self.state: AdapterStage = "loading"
+        self.error = ""
+        self.rank = 0
+
+
+class _Live:
+    """An adapter that the worker has, or is reading."""
+
+    __slots__ = ("adapter_id", "is_ready", "key", "users")
+
+    def __init__(self, adapter_id: int, key: str) -> None:
+        self.adapter_id = adapter_id
+        self.key = key
+        self.users: dict[Request, None] = {}
+        self.is_ready = False
+
+
+class AdapterGate(Gate):
+    """The adapters of one scheduler. Requests that are paused or have ended must `leave`."""
+
+    __slots__ = (
+        "_holds_for_trial",
+        "_ids",
+        "_live",
+        "_max_live",
+        "_no_room",
+        "_num_made",
+        "_unanswered",
+        "_untried",
+        "has_news",
+        "known",
+        "to_end",
+    )
+
+    answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"))),)
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
+        if before is None:
+            return cls(scheduler.waiting, scheduler.config.of(AdapterOptions).max_loras, scheduler.trials)
+        return before
+
+    @staticmethod
+    def missed(request: Request) -> Refusal | None:
+        return Refusal("internal", _UNKNOWN) if request.adapter else None
+
+    def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
+        super().__init__(waiting, trials)
+        self._max_live = max_live
+        self.known: dict[str, Known] = {}  # by key
+        self.has_news = False
+        self.to_end: list[Ending] = []  # requests whose adapter is unloaded at once
+        self._untried: dict[str, None] = {}  # those that the worker was never asked for
+        self._live: dict[str, _Live] = {}  # by key, the least recently used first
+        self._ids: dict[int, _Live] = {}
+        self._unanswered: set[int] = set()  # the worker may read them, even if they were dropped meanwhile
+        self._num_made = 0  # ids are never reused
+        self._no_room: deque[Request] = deque()  # held without a live adapter; some may have left since
+        self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
+        trials.at_end.append(self._ask_again)
+
+    # --- what is known ----------------------------------------------------------------------
+
+    def load(self, message: LoadAdapter) -> None:
+        """A frontend names an adapter."""
+        known = self.known.get(message.key)
+        if known is None or (known.state == "failed" and not message.is_leaving):
+            self.known[message.key] = Known(message.path, is_leaving=message.is_leaving)
+            self._untried[message.key] = None
+            self._try()
+        elif known.is_leaving and not message.is_leaving:
+            known.is_leaving = False
+            known.state = "ready" if known.rank else "loading"
+        self.has_news = True
+
+    def unload(self, key: str) -> None:
+        """Let an adapter go with its last request."""
+        if (known := self.known.get(key)) is not None:
+            known.is_leaving, known.state = True, "leaving"
+            self.has_news = True
+            self._untried.pop(key, None)
+
+    def forget(self, used: set[str]) -> None:
+        """Forget what leaves, and is not the adapter of any request."""
+        for key in [key for key, known in self.known.items() if known.is_leaving and key not in used]:
+            del self.known[key]
+            self._untried.pop(key, None)
+            if (live := self._live.get(key)) is not None:
+                self._drop(live)
+            self.has_news = True
+
+    # --- what the worker has ----------------------------------------------------------------
+
+    def accepts(self, request: Request) -> Refusal | None:
+        if not request.adapter:
+            return None
+        known = self.known.get(request.adapter)
+        if known is None:
+            return Refusal("internal", _UNKNOWN)
+        return Refusal("internal", known.error) if known.state == "failed" else None
+
+    def admits(self, seq: Sequence, start: Start) -> bool:
+        request = seq.request
+        if not request.adapter:
+            return True
+        live = self._live.get(request.adapter)
+        if live is None:
+            is_suspected = self.trials.is_suspected(request.adapter)
+            is_busy = self.trials.current is not None or (is_suspected and self.num_in_making > 0)
+            if is_busy or not self._make_room():
+                self._holds_for_trial |= is_busy
+                self._no_room.append(request)
+                self._waiting.hold(request, ADAPTER)
+                return False
+            live = self._add(request.adapter)
+            if is_suspected:
+                self.trials.begin(request.adapter, self.messages.pop())
+        self._live[request.adapter] = self._live.pop(request.adapter)  # the most recently used one
+        live.users[request] = None
+        request.adapter_id = live.adapter_id
+        if not live.is_ready:
+            self._waiting.hold(request, ADAPTER)
+        return live.is_ready
+
+    def makes_for(self, request: Request) -> tuple[str, ...]:
+        return (request.adapter,) if request.adapter else ()
+
+    def answered(self, message: AdapterPrepared) -> list[Ending]:
+        """Queue the requests held for an adapter that is now ready; those end for which it cannot be used."""
+        live = self._ids.get(message.adapter_id)
+        self._unanswered.discard(message.adapter_id)
+        if live is None or live.is_ready:
+            self._ask_again()
+            return []  # it was dropped meanwhile
+        self.has_news = True
+        known = self.known.get(live.key)
+        if known is not None:
+            known.rank, known.error = message.rank, message.error
+            known.state = "failed" if message.error else "leaving" if known.is_leaving else "ready"
+        self.trials.settled(live.key)
+        users = list(live.users)
+        if message.error:
+            self._drop(live)
+            for request in users:
+                request.adapter_id = 0
+            return [Ending(request, message.error, "internal") for request in users]
+        live.is_ready = True
+        for request in reversed(users):  # each goes to the head of its line
+            self._waiting.release(request)
+        self._ask_again()
+        self._try()
+        return []
+
+    def leave(self, request: Request) -> None:
+        if not request.adapter:
+            return
+        live = self._ids.get(request.adapter_id)
+        request.adapter_id = 0
+        if live is not None:
+            del live.users[request]
+        self._use_room()
+
+    def let_go(self, request: Request) -> None:
+        if request.adapter_id:
+            self.leave(request)
+
+    def expire(self) -> list[Ending]:
+        ending, self.to_end = self.to_end, []
+        return ending
+
+    def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
+        """Forget what the old worker had: each adapter is read again when its requests' turn comes."""
+        culprits: list[Request] = []
+        unready = next((live for live in self._live.values() if not live.is_ready), None)
+        if has_died and unready is not None:  # the worker reads one at a time
+            guilty = self.trials.blame(unready.key)
+            culprits = [] if guilty is None else list(unready.users)
+        for live in self._live.values():
+            for request in live.users:
+                request.adapter_id = 0
+        self._live.clear()
+        self._ids.clear()
+        self._unanswered.clear()
+        self._no_room.clear()
+        self._holds_for_trial = False
+        self.messages.clear()
+        self._untried |= {key: None for key, known in self.known.items() if known.state == "loading"}
+        self._try()
+        return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
+
+    @property
+    def num_in_making(self) -> int:
+        return len(self._unanswered)
+
+    def _try(self) -> None:
+        """Have new adapters read and checked, as far as there is room without a request's giving way."""
+        while self._untried and self.trials.current is None and self._make_room():
+            key = next(iter(self._untried))
+            del self._untried[key]
+            if key in self._live:
+                continue
+            if self.trials.is_suspected(key):
+                continue  # when a request wants it
+            self._add(key)
+
+    def _use_room(self) -> None:
+        """There may be room: whoever was held for it asks again, then new adapters are read."""
+        while self._no_room and (len(self._live) < self._max_live or self._idle() is not None):
+            if self._waiting.release(self._no_room.popleft()):
+                return  # it asks again at the head of the queue
+        if self._untried:
+            self._try()
+
+    def _ask_again(self) -> None:
+        """Let those ask again that were held because a suspect was made alone, or was to be."""
+        if not self._holds_for_trial or self.trials.current is not None or self.num_in_making:
+            return
+        self._holds_for_trial = False
+        while self._no_room:  # each goes to the head of its line
+            self._waiting.release(self._no_room.pop())
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more; the least recently used one that nobody needs makes some."""
+        if len(self._live) < self._max_live:
+            return True
+        idle = self._idle()
+        if idle is not None:
+            self._drop(idle)
+        return idle is not None
+
+    def _idle(self) -> _Live | None:
+        return next((live for live in self._live.values() if live.is_ready and not live.users), None)
+
+    def _add(self, key: str) -> _Live:
+        self._num_made += 1
+        live = _Live(self._num_made, key)
+        self._live[key] = self._ids[live.adapter_id] = live
+        self._unanswered.add(live.adapter_id)
+        self._untried.pop(key, None)
+        self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path))
+        return live
+
+    def _drop(self, live: _Live) -> None:
+        del self._live[live.key], self._ids[live.adapter_id]
+        self.messages.append(DropAdapter(live.adapter_id))
+
+
+class AdapterNewsTeller(EnginePart):
+    """Takes what frontends ask, and tells them of all adapters when something of them has changed."""
+
+    orders = (LoadAdapter, UnloadAdapter)
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._early: list[LoadAdapter] = []  # before there is a scheduler
+
+    @classmethod
+    def of(cls, engine: "Engine") -> Self:
+        return cls(engine)
+
+    @property
+    def _gate(self) -> AdapterGate | None:
+        scheduler = self._engine.scheduler
+        return None if scheduler is None else scheduler.parts.get(AdapterGate)
+
+    def order(self, peer: PeerId, message: LoadAdapter | UnloadAdapter) -> None:
+        gate = self._gate
+        if isinstance(message, LoadAdapter):
+            if gate is None:
+                self._early.append(message)
+            else:
+                gate.load(message)
+        elif gate is None:
+            self._early = [early for early in self._early if early.key != message.key]
+        else:
+            gate.unload(message.key)
+            if message.abort:
+                self._end_requests(gate, message.key)
+        self._engine.changed()
+
+    def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
+        if (gate := self._gate) is not None:
+            self._engine.frontends.tell(peer, self._news(gate))
+
+    def on_new_pages(self) -> None:
+        gate = self._gate
+        assert gate is not None
+        early, self._early = self._early, []
+        for message in early:
+            gate.load(message)
+        self.changed()
+
+    def changed(self) -> None:
+        gate = self._gate
+        if gate is None:
+            return
+        if any(known.is_leaving for known in gate.known.values()):
+            gate.forget({request.adapter for request in self._requests()})
+        if gate.has_news:
+            gate.has_news = False
+            self._engine.frontends.tell_all(self._news(gate))
+
+    def _requests(self) -> Iterator[Request]:
+        scheduler = self._engine.scheduler
+        return iter(()) if scheduler is None else iter(scheduler.requests.values())
+
+    def _end_requests(self, gate: AdapterGate, key: str) -> None:
+        scheduler = self._engine.scheduler
+        assert scheduler is not None
+        for request in [request for request in self._requests() if request.adapter == key]:
+            scheduler.pause(request.request_id)  # out of its rows: only what waits can end with an error
+            gate.to_end.append(Ending(request, _UNLOADED, "internal"))
+
+    def _news(self, gate: AdapterGate) -> AdapterNews:
+        running, waiting = Counter[str](), Counter[str]()
+        for request in self._requests():
+            if request.adapter:
+                running[request.adapter] += len(request.running)
+                waiting[request.adapter] += len(request.waiting)
+        return AdapterNews(
+            tuple(
+                AdapterState(key, its.path, its.state, its.error, its.rank, running[key], waiting[key])
+                for key, its in gate.known.items()
+            )
+        )
+
+
+PARTS = (AdapterGate, AdapterNewsTeller)

@@ -1,0 +1,128 @@
+"""The adapters in this worker's memory, and the rows that have one."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import structlog
+import torch
+
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.adapters import Adapters, Made
+from penstock.gpu_worker.part import Context
+from penstock.gpu_worker.steps.host_step import HostBatch
+from penstock.gpu_worker.steps.row_part import RowPart
+from penstock.ipc import faults
+from penstock.ipc.messages import StepPlan
+from penstock.parts.adapters.messages import AdapterPrepared, DropAdapter, PrepareAdapter
+from penstock.parts.adapters.options import AdapterOptions
+from penstock.parts.adapters.worker.files import AdapterError, read_adapter
+
+log = structlog.get_logger()
+
+
+class AdapterRows(RowPart):
+    """All methods run in the worker's main thread; files are read, and matrices arranged, in another one."""
+
+    orders = (PrepareAdapter, DropAdapter)
+    can_be_captured = False
+
+    def __init__(self, adapters: Adapters, num_slots: int, num_rows: int, dtype: torch.dtype, device: Device) -> None:
+        """`dtype`: of the matrices."""
+        adapters.prepare(num_slots, num_rows)
+        self.rows: dict[int, int] = {}
+        """Row -> adapter id."""
+        self._adapters = adapters
+        self._modules = adapters.modules
+        self._dtype = dtype
+        self._device = device
+        self._free = list(reversed(range(num_slots)))
+        self._slots: dict[int, int] = {}  # by adapter id, of those that are ready
+        self._reading: dict[int, Future[tuple[Made, int]]] = {}
+        self._thread: ThreadPoolExecutor | None = None  # until the first adapter comes
+        self._before = faults.point("worker.adapter")
+
+    @classmethod
+    def of(cls, context: Context) -> "AdapterRows":
+        config, limits = context.config, context.config.scheduler
+        return cls(
+            context.adapters,
+            config.of(AdapterOptions).max_loras,
+            limits.max_num_seqs + 1,
+            torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32,
+            context.device,
+        )
+
+    # --- what is in memory ------------------------------------------------------------------
+
+    def order(self, message: PrepareAdapter | DropAdapter) -> None:
+        if isinstance(message, DropAdapter):
+            self._drop(message.adapter_id)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._reading[message.adapter_id] = self._thread.submit(self._read, message)
+
+    def _read(self, message: PrepareAdapter) -> tuple[Made, int]:
+        self._before()
+        with torch.inference_mode():
+            adapter = read_adapter(Path(message.path), self._modules, self._dtype)
+            return self._adapters.made(adapter.factors, self._device), adapter.rank
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._reading)
+
+    def take_done(self) -> list[AdapterPrepared]:
+        done = [adapter_id for adapter_id, reading in self._reading.items() if reading.done()]
+        return [self._put(adapter_id, self._reading.pop(adapter_id)) for adapter_id in done]
+
+    def _put(self, adapter_id: int, reading: "Future[tuple[Made, int]]") -> AdapterPrepared:
+        try:
+            made, rank = reading.result()
+        except AdapterError as error:
+            return AdapterPrepared(adapter_id, f"the adapter cannot be used: {error}")
+        except (OSError, MemoryError, RuntimeError) as error:
+            log.exception("adapter not read")
+            return AdapterPrepared(adapter_id, f"the adapter could not be read: {str(error)[:200]}")
+        self._slots[adapter_id] = slot = self._free.pop()
+        self._adapters.put(slot, made)
+        return AdapterPrepared(adapter_id, rank=rank)
+
+    def _drop(self, adapter_id: int) -> None:
+        self._reading.pop(adapter_id, None)
+        if (slot := self._slots.pop(adapter_id, None)) is not None:
+            self._adapters.clear(slot)
+            self._free.append(slot)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- rows -------------------------------------------------------------------------------
+
+    def enter(self, plan: StepPlan) -> None:
+        given = []
+        if self.rows and plan.freed_rows:
+            given += [(row, -1) for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist() if self._leave(row)]
+        for new in plan.new_rows:
+            if new.adapter_id:
+                self.rows[new.row] = new.adapter_id
+                given.append((new.row, self._slots[new.adapter_id]))
+            elif self.rows and self._leave(new.row):
+                given.append((new.row, -1))
+        if given:
+            self._adapters.give(given)
+
+    def _leave(self, row: int) -> bool:
+        return self.rows.pop(row, None) is not None
+
+    def begins(self, batch: HostBatch) -> None:
+        self._adapters.begin(batch.rows, batch.num_new, self._device)
+
+    def clear(self) -> None:
+        """Forget all rows, and all adapters."""
+        self._adapters.give([(row, -1) for row in self.rows])
+        self.rows.clear()
+        for adapter_id in [*self._slots, *self._reading]:
+            self._drop(adapter_id)
