@@ -1,0 +1,55 @@
+"""Options of adapters."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from penstock.config.groups.base import Shown
+from penstock.config.options import Config, ConfigError
+from penstock.config.part_options import PartOptions
+
+
+class AdapterOptions(PartOptions, frozen=True):
+    """Which adapters are served from the start."""
+
+    part: ClassVar[str] = "adapters"
+    title: ClassVar[str] = "Adapters"
+    beside: ClassVar[str] = "model"
+
+    lora: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Adapters of the model, each a name in the API and where it is: a folder of PEFT's, or "
+            "ORG/NAME[@REVISION] of the Hugging Face hub."
+        ),
+        Shown("NAME=PATH", also=("--lora-modules", "--lora-paths", "--lora-adapters")),
+    ] = ()
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name -> path."""
+        return {name: path for name, _, path in (given.partition("=") for given in self.lora)}
+
+    def problem(self, config: Config) -> str:
+        """Each needs a name and a place, and no two have the same name."""
+        for given in self.lora:
+            name, _, path = given.partition("=")
+            if not name or not path:
+                return f"--lora {given!r}: it must be NAME=PATH, with the name that requests give as their model"
+        return "" if len(self.adapters) == len(self.lora) else f"--lora: two adapters have one name: {self.lora}"
+
+    def located(self, find_adapter: Callable[[str], Path]) -> Self:
+        """With paths in place of names of the hub."""
+        found = []
+        for name, path in self.adapters.items():
+            try:
+                found.append(f"{name}={find_adapter(path)}")
+            except ConfigError as error:
+                raise ConfigError(f"--lora {name}={path}: {error}") from None
+        return replace(self, lora=tuple(found))
+
+
+PARTS = (AdapterOptions,)
