@@ -152,13 +152,13 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
         if word == "--":
             return [*left, word, *words]
         name, has_value, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name in ADAPTERS:
+        known = name.replace("_", "-") if name.startswith("--") else name
+        if known in ADAPTERS:
             left += (f"{name}={adapter}" for adapter in _adapters(name, value, words))
             continue
-        flag = FOREIGN_FLAGS.get(name)
+        flag = FOREIGN_FLAGS.get(known)
         if flag is None:
-            own = VALUES.get(name, {})
+            own = VALUES.get(known, {})
             if own and not has_value and words:
                 words[0] = own.get(words[0], words[0])
             left.append(f"{name}={own.get(value, value)}" if has_value else word)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
+from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.exchange import Route
 from penstock.ipc.overrides import calls
 
@@ -30,6 +31,14 @@ class FrontendPart:
     async def start(self) -> None:
         """The frontend is about to serve."""
 
+    async def serve(self, name: str, path: str) -> None:
+        """Serve one more model, under this name: the served one with what is at a path.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        raise NotImplementedError
+
     async def close(self) -> None:
         """The frontend ends, and all requests have ended."""
 
@@ -44,6 +53,7 @@ class FrontendParts:
         found = (kind.of(service) for kind in brought("frontend", FrontendPart))
         self._all = {type(part): part for part in found if part is not None}
         self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "start")
+        self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "serve")
         self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "close")
 
     def get(self, kind: type[_Part]) -> _Part | None:
@@ -55,6 +65,17 @@ class FrontendParts:
         """Start all parts, in their order."""
         for start in self._start:
             await start()
+
+    async def serve(self, name: str, path: str) -> None:
+        """Serve one more model, under this name: the served one with what is at a path.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        if not self._serve:
+            raise InvalidRequest("adapters cannot be served: the part for them is not installed")
+        for serve in self._serve:
+            await serve(name, path)
 
     async def close(self) -> None:
         """Close all parts, the last one first."""

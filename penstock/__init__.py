@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.config import ConfigError
     from penstock.frontend.errors import ApiError
     from penstock.llm import LLM
+    from penstock.lora_request import LoRARequest
     from penstock.outputs import BatchError, CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput
     from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -22,6 +23,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
@@ -34,6 +36,7 @@ _HOMES = {
     "AsyncLLM": "async_llm",
     "ApiError": "frontend.errors",
     "ConfigError": "config",
+    "LoRARequest": "lora_request",
     **dict.fromkeys(
         ("BatchError", "CompletionOutput", "EmbeddingRequestOutput", "Logprob", "RequestOutput"), "outputs"
     ),

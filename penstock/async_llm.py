@@ -34,6 +34,7 @@ from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
 from penstock.ipc.messages import EngineReady, ImageRef
+from penstock.lora_request import LoRARequest
 from penstock.models.check import check_checkpoint
 from penstock.models.files.source import fingerprint
 from penstock.models.finding.located import located
@@ -89,6 +90,7 @@ class AsyncLLM:
             check_drafter(self.config, with_weights=has_weights)
         self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)
         self._start = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._service: Service | None = None
         self._is_closed = False
         self._ids = itertools.count()
@@ -136,17 +138,23 @@ class AsyncLLM:
             return self._service
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str = ""
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the output of one prompt: a text, token ids, or the messages of a chat.
 
-        `sampling_params.output_kind` decides what each output contains; the last one has `finished` set.
+        `sampling_params.output_kind` decides what each output contains; the last one has `finished` set. With
+        `lora_request`, the model answers with that adapter, and with its chat template if it has one.
 
         Raises:
             ApiError: as the server would answer it; see `penstock.frontend.errors`.
         """
         params = sampling_params or SamplingParams()
-        service = await self._ready_service()
+        service = await self._ready_service(lora_request)
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
         try:
             valid, output, images = await self._read(service, prompt, params, record)
@@ -194,13 +202,14 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The same for a chat. The model's chat template makes the prompt from messages and tools.
 
         The output is the model's plain text: reasoning and tool calls are not extracted.
         """
         chat = Chat(messages, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self.generate(chat, sampling_params, request_id=request_id)
+        return self.generate(chat, sampling_params, request_id=request_id, lora_request=lora_request)
 
     async def embed(
         self,
@@ -210,13 +219,14 @@ class AsyncLLM:
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
         request_id: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
-        """The vector of one prompt, a text or token ids; the parameters are those of `/v1/embeddings`.
+        """The vector of one prompt, a text or token ids; other parameters are those of `/v1/embeddings`.
 
         Raises:
             ApiError: as the server would answer it; see `penstock.frontend.errors`.
         """
-        service = await self._ready_service()
+        service = await self._ready_service(lora_request)
         record = RequestRecord(request_id or str(next(self._ids)), "embed", time.monotonic())
         read = read_prompt(prompt)
         if isinstance(read, Chat):
@@ -242,11 +252,23 @@ class AsyncLLM:
             output.outputs = EmbeddingOutput(floats(vector))
             return output
 
-    async def _ready_service(self) -> Service:
+    async def _ready_service(self, adapter: LoRARequest | None) -> Service:
+        """The service, as requests to an adapter see it; the adapter is loaded if it is new."""
         service = await self.service()
         if service.engine.facts is None:
             await service.engine.wait_ready(self._engine.patience)
-        return service
+        if adapter is None:
+            return service
+        async with self._loading:
+            found = service.variants.get(adapter.lora_name)
+            if found is None:
+                await service.parts.serve(adapter.lora_name, adapter.lora_path)
+            elif found.root != adapter.lora_path:
+                raise InvalidParameter(
+                    f"the adapter {adapter.lora_name!r} is that of {found.root!r}, not of {adapter.lora_path!r}",
+                    param="lora_request",
+                )
+        return service.view(adapter.lora_name)
 
     async def _read(
         self, service: Service, prompt: Prompt, params: SamplingParams, record: RequestRecord

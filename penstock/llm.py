@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import aclosing
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from penstock.async_llm import AsyncLLM, EngineKind
 from penstock.frontend.errors import ApiError
+from penstock.lora_request import LoRARequest
 from penstock.outputs import BatchError, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, each_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
@@ -78,11 +80,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The outputs of all prompts, in the order of the prompts.
 
         Prompts are texts, token ids (`list[int]`) or chats (lists of messages): one, several, or an iterator of them.
         Prompts are read as the engine takes them, so only running ones are in memory beside the results.
+        `lora_request` names an adapter for all prompts, or one for each.
 
         Raises:
             ApiError: a single prompt failed, as the server would answer it.
@@ -93,7 +97,7 @@ class LLM:
         num_tokens = 0
         total = len(batch) if isinstance(batch, Sized) else None
         with tqdm(total=total, desc="Prompts", unit="prompt", disable=not use_tqdm) as progress:
-            for output in self.generate_iter(batch, sampling_params):
+            for output in self.generate_iter(batch, sampling_params, lora_request):
                 outputs.append(output)
                 progress.update()
                 if use_tqdm:
@@ -110,6 +114,7 @@ class LLM:
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of all prompts (texts or token ids), in their order; parameters are those of `/v1/embeddings`.
 
@@ -118,7 +123,12 @@ class LLM:
         """
         batch = each_prompt(prompts)
         total = len(batch) if isinstance(batch, Sized) else None
-        told = {"dimensions": dimensions, "normalize": normalize, "truncate_prompt_tokens": truncate_prompt_tokens}
+        told = {
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+            "lora_request": lora_request,
+        }
         work = ((_vector(self._llm, prompt, index, told), 1) for index, prompt in enumerate(batch))
         running = self._as_they_finish(work)
         return _in_order(list(tqdm(running, total=total, desc="Prompts", unit="prompt", disable=not use_tqdm)))
@@ -133,26 +143,37 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The same for one chat or several; see `AsyncLLM.chat`."""
         said = (add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         chats = [Chat(cast("Messages", each), *said) for each in each_prompt(messages)]
-        return self.generate(chats, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(chats, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def generate_iter(
-        self, prompts: Iterable[Prompt], sampling_params: SamplingParams | Iterable[SamplingParams] | None = None
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        lora_request: LoRARequest | Iterable[LoRARequest | None] | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """The outputs of any number of prompts in the order in which they finish; `request_id` is the prompt's number.
 
-        Further prompts are read as outputs are taken. If a prompt fails, its output has `error` set.
+        Further prompts are read as outputs are taken. If a prompt fails, its output has `error` set. `lora_request`
+        names an adapter for all prompts, or one for each.
         """
         if isinstance(sampling_params, Mapping):
             raise TypeError("sampling_params must be SamplingParams, or one for each prompt, not a dict")
         if isinstance(prompts, Sized) and isinstance(sampling_params, Sized) and len(prompts) != len(sampling_params):
             raise ValueError(f"there are {len(prompts)} prompts, but {len(sampling_params)} sampling parameters")
+        if isinstance(prompts, Sized) and isinstance(lora_request, Sized) and len(prompts) != len(lora_request):
+            raise ValueError(f"there are {len(prompts)} prompts, but {len(lora_request)} adapters")
         each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
-        pairs = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
-        return self._as_they_finish((_whole(self._llm, prompt, params, i), params.n) for i, (prompt, params) in pairs)
+        pairs = zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None))
+        adapters = repeat(lora_request) if isinstance(lora_request, LoRARequest | None) else lora_request
+        work = enumerate(zip(pairs, adapters, strict=not isinstance(lora_request, LoRARequest | None)))
+        return self._as_they_finish(
+            (_whole(self._llm, prompt, params, adapter, i), params.n) for i, ((prompt, params), adapter) in work
+        )
 
     def _as_they_finish(self, work: Iterator[tuple[Coroutine[Any, Any, T], int]]) -> Generator[T, None, None]:
         """Yield the results of requests as they finish; `work` has each request with the number of its sequences."""
@@ -207,10 +228,13 @@ def _endless(params: SamplingParams | None) -> Iterator[SamplingParams]:
         yield only
 
 
-async def _whole(llm: AsyncLLM, prompt: Prompt, params: SamplingParams, index: int) -> RequestOutput:
+async def _whole(
+    llm: AsyncLLM, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None, index: int
+) -> RequestOutput:
     try:
         final = replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
-        async with aclosing(llm.generate(prompt, final, request_id=str(index))) as outputs:
+        outputs = llm.generate(prompt, final, request_id=str(index), lora_request=adapter)
+        async with aclosing(outputs):
             return await anext(outputs)
     except ApiError as error:
         return RequestOutput(str(index), error=error)

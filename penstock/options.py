@@ -13,6 +13,7 @@ import structlog
 
 from penstock.config import Config, ConfigError
 from penstock.config.flags import config_from, fields, flags
+from penstock.config.foreign_flags import FOREIGN_FLAGS
 from penstock.config.options import check_tiers
 from penstock.config.parser import unknown_flag
 from penstock.config.part_options import part_options
@@ -45,6 +46,7 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
     """
     of_groups = [flag.field for flag in fields(("model", "scheduler", "worker", "parallel", "log"))]
     known = {*of_groups, *_OF_FRONTENDS} - {"spare_worker", "launcher"}
+    options = {name: value for name, value in options.items() if name in known or not _is_done_anyway(name, value)}
     for name in options:
         if name not in known:
             if any(flag.field == name for flag in flags()):
@@ -59,6 +61,12 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
         return config
     except ConfigError as error:
         raise _in_python(str(error)) from None
+
+
+def _is_done_anyway(name: str, value: Any) -> bool:
+    """Whether another engine's option asks for nothing else than what is done, as `enable_lora=True` of vLLM."""
+    flag = FOREIGN_FLAGS.get("--" + name.replace("_", "-"))
+    return flag is not None and str(value) in flag.same
 
 
 def _in_python(sentence: str) -> ConfigError:

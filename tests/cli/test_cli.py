@@ -20,6 +20,7 @@ from penstock.config.api_keys import client_key, load_api_keys
 from penstock.config.flags import flags
 from penstock.config.foreign_flags import FOREIGN_FLAGS, unknown_variables, without_foreign_flags
 from penstock.config.foreign_tables import VALUES
+from tests.frontend.adapters.adapters import write_adapter
 
 
 def penstock(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
@@ -36,7 +37,9 @@ LISTS = [flag.name for flag in flags(("model", "scheduler", "worker", "frontend"
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_does_not_swallow_the_model(name: str, tmp_path: Path) -> None:
     """The folder after it is the model: it has no config.json, which is what must be said."""
-    value = {"--cors-origins": "https://a.example", "--trusted-proxies": "10.0.0.7"}.get(name, "foo")
+    adapter = f"a={write_adapter(tmp_path / 'adapter')}"
+    given = {"--cors-origins": "https://a.example", "--trusted-proxies": "10.0.0.7", "--lora": adapter}
+    value = given.get(name, "foo")
     code, _, said = penstock("serve", name, value, tmp_path)
     assert code == 2
     assert str(tmp_path) in said
@@ -184,6 +187,16 @@ def test_foreign_flags_are_not_ours() -> None:
         ),
         (["serve", "--tool_call_parser", "qwen3_xml", "m"], ["serve", "--tool_call_parser", "qwen3_coder", "m"]),
         (["serve", "--tool-call-parser", "hermes", "--dtype"], ["serve", "--tool-call-parser", "hermes", "--dtype"]),
+        (
+            ["serve", "m", "--enable-lora", "--lora-modules", "a=/a", "b=/b", "--port", "1"],
+            ["serve", "m", "--lora-modules=a=/a", "--lora-modules=b=/b", "--port", "1"],
+        ),
+        (["serve", "--lora_modules=a=o/a", "m"], ["serve", "--lora_modules=a=o/a", "m"]),
+        (
+            ["serve", "--lora-paths", '{"name": "a", "path": "/a", "base_model_name": "m"}', "b=/b", "m"],
+            ["serve", "--lora-paths=a=/a", "--lora-paths=b=/b", "m"],
+        ),
+        (["serve", "--lora-modules", '[{"name": "a", "path": "/a"}]'], ["serve", "--lora-modules=a=/a"]),
     ],
 )
 def test_what_is_done_anyway_may_be_asked_for(arguments: list[str], left: list[str]) -> None:
@@ -195,6 +208,21 @@ def test_each_foreign_flag_is_explained(flag: str) -> None:
     with pytest.raises(ConfigError) as caught:
         without_foreign_flags(["serve", flag + "=something else"])
     assert flag in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "NAME=PATH"),
+        (("--port",), "NAME=PATH"),
+        (("{",), "JSON"),
+        (('{"name": "a"}',), "texts"),
+        (('{"name": "a", "path": "/a", "rank": 4}',), "base_model_name"),
+    ],
+)
+def test_adapters_that_cannot_be_read_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"--lora-modules .*{says}"):
+        without_foreign_flags(["serve", "--lora-modules", *words])
 
 
 @pytest.mark.parametrize("word", ["off", "false", "0"])

@@ -61,6 +61,8 @@ def test_every_route_is_somewhere(live: LiveServer, checkpoint: Path, tmp_path: 
         "/reset_prefix_cache",
         "/start_profile",
         "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
     }
     of_debugging |= {
         f"/debug/{what}" for what in ("steps", "kv", "prefix_tree", "requests/{id}", "recordings", "simulate")
