@@ -28,6 +28,7 @@ POINTS = (
     "worker.handover",  # before parts of pages are read from another engine
     "worker.encode",  # before an image is embedded
     "worker.grammar",  # before a grammar is prepared
+    "worker.adapter",  # before an adapter is read
     "worker.draft",  # before a drafter guesses
     "worker.result",  # before the result is sent
     "scheduler.plan",  # a plan is made, not sent

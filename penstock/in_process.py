@@ -91,8 +91,8 @@ class InProcessEngine:
         """Whether a request is unfinished, or the result of a step was not taken yet."""
         return self.scheduler.has_work or bool(self._pending)
 
-    def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> str:
-        """Queue a prompt of token ids with `n` sequences; returns the request's id.
+    def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1, adapter: str = "") -> str:
+        """Queue a prompt of token ids with `n` sequences; returns the request's id. `adapter`: its key.
 
         Raises:
             ValueError: if the scheduler refuses it.
@@ -100,7 +100,7 @@ class InProcessEngine:
         request_id = f"r{self._num_added}"
         self._num_added += 1
         buffer = np.array(prompt, dtype=np.int32).tobytes()
-        if (refusal := self.add_request(AddRequest(request_id, buffer, sampling, n))) is not None:
+        if (refusal := self.add_request(AddRequest(request_id, buffer, sampling, n, adapter=adapter))) is not None:
             raise ValueError(refusal.reason)
         return request_id
 

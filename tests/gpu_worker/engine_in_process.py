@@ -46,9 +46,9 @@ class Engine(InProcessEngine):
         self.drain()
         return [[self.outputs[request_id, i] for i in range(n)] for request_id in ids]
 
-    def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> str:
+    def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1, adapter: str = "") -> str:
         """Queue one request; its id."""
-        request_id = super().add(prompt, sampling, n)
+        request_id = super().add(prompt, sampling, n, adapter)
         for i in range(n):
             self.outputs[request_id, i] = []
         return request_id

@@ -1,0 +1,114 @@
+"""What cannot be served as it was trained is refused in a sentence, and harms nobody."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as read
+from safetensors.torch import save_file
+
+from penstock.ipc.messages import SamplingParams
+from tests.gpu_worker.checkpoints import prompts
+from tests.gpu_worker.conftest import Checkpoint, checkpoint, one_thread
+from tests.gpu_worker.engine_in_process import Engine
+from tests.parts.adapters.test_parity import gate_of, load, run
+from tests.parts.adapters.written import write_adapter
+
+__all__ = ["checkpoint", "one_thread"]
+Make = Callable[..., Checkpoint]
+_EMBEDDING = "base_model.model.model.embed_tokens.lora_embedding_A"
+[PROMPT] = prompts((20,), seed=5)
+
+
+def _with_config(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def _with_tensors(change_all: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        tensors = read((folder / "adapter_model.safetensors").read_bytes())
+        change_all(tensors)
+        save_file(tensors, folder / "adapter_model.safetensors")
+
+    return change
+
+
+def _first(tensors: dict[str, torch.Tensor], which: str) -> str:
+    return next(name for name in tensors if f"lora_{which}" in name)
+
+
+def _rename(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.replace("q_proj", "r_proj")] = tensors.pop(name)
+
+
+def _cut_file(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+HARM: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another method": (_with_config(peft_type="IA3"), "'IA3'"),
+    "magnitudes": (_with_config(use_dora=True), "use_dora"),
+    "biases": (_with_config(bias="all"), "bias 'all'"),
+    "whole modules": (_with_config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "a config that is none": (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json"),
+    "a broken config": (lambda folder: folder.joinpath("adapter_config.json").write_text("{"), "understood"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "cut off": (_cut_file, "damaged"),
+    "a module of another model": (_with_tensors(_rename), "r_proj"),
+    "half a pair": (_with_tensors(lambda tensors: tensors.pop(_first(tensors, "B"))), "missing"),
+    "other sizes": (
+        _with_tensors(lambda tensors: tensors.update({_first(tensors, "B"): torch.zeros(7, 4)})), "another model",
+    ),
+    "no numbers": (
+        _with_tensors(lambda tensors: tensors[_first(tensors, "A")].fill_(float("nan"))), "not finite",
+    ),
+    "embeddings": (
+        _with_tensors(lambda tensors: tensors.update({_EMBEDDING: torch.zeros(4, 4)})),
+        "only those of linear layers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_refused(checkpoint: Make, tmp_path: Path, harm: str) -> None:
+    """The request that waits for it ends with the reason; later ones are refused; others go on."""
+    folder, model = checkpoint("llama")
+    engine = Engine(folder, cpu_kernels="native")
+    write_adapter(tmp_path / "good", model)
+    write_adapter(tmp_path / "bad", model)
+    do, why = HARM[harm]
+    do(tmp_path / "bad")
+    load(engine, "good", tmp_path / "good")
+    [expected] = run(engine, [(PROMPT, "good")])
+    load(engine, "bad", tmp_path / "bad")
+    good, bad = (
+        engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=0.0), adapter=key) for key in ("good", "bad")
+    )
+    errors = {}
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            if delta.finish_reason == "error":
+                errors[delta.request_id] = delta.error
+            else:
+                engine.outputs[delta.request_id, 0].extend(delta.token_ids)
+    assert engine.outputs[good, 0] == expected
+    assert errors.keys() == {bad}
+    assert why in errors[bad]
+    assert gate_of(engine).known["bad"].state == "failed"
+    with pytest.raises(ValueError, match="cannot be used"):
+        engine.add(PROMPT, SamplingParams(max_tokens=1), adapter="bad")
+
+
+def test_an_adapter_that_nobody_has_named(checkpoint: Make) -> None:
+    engine = Engine(checkpoint("llama")[0], cpu_kernels="native")
+    with pytest.raises(ValueError, match="does not have"):
+        engine.add(PROMPT, SamplingParams(max_tokens=1), adapter="unknown@1")

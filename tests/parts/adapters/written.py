@@ -1,0 +1,46 @@
+"""Adapters as PEFT writes them, of random numbers, and the models that they make."""
+
+import json
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    folder: Path,
+    model: transformers.PreTrainedModel,
+    rank: int = 4,
+    modules: Sequence[str] = ALL,
+    *,
+    seed: int = 0,
+    strength: float = 0.5,
+    **config: Any,
+) -> transformers.PreTrainedModel:
+    """Write an adapter of these modules of the model; returns a copy of the model with it in its weights."""
+    generator = torch.Generator().manual_seed(seed)
+    merged, tensors = deepcopy(model), {}
+    base = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
+    config = base | config
+    for name, module in merged.named_modules():
+        if name.rpartition(".")[2] not in modules or not isinstance(module, torch.nn.Linear):
+            continue
+        outputs, inputs = module.weight.shape
+        a = torch.randn(rank, inputs, generator=generator) / math.sqrt(inputs)
+        b = torch.randn(outputs, rank, generator=generator) * strength / rank
+        tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+        alpha = next((its for key, its in config.get("alpha_pattern", {}).items() if name.endswith(key)), None)
+        alpha = config["lora_alpha"] if alpha is None else alpha
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        module.weight.data += scale * (b @ a).to(module.weight.dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return merged
