@@ -40,6 +40,11 @@ class PartOptions(Options, frozen=True, omit_defaults=True):
         """Files of what was served, which `penstock simulate --measured` can read; "" among them is none."""
         return ()
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of further models in the API, which the part makes of the served one."""
+        return ()
+
     def problem(self, config: "Config") -> str:
         """Why these values cannot work, beyond the bounds of one field; "" if they can. It begins with the flag."""
         return ""

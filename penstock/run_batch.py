@@ -65,7 +65,7 @@ def _say(sentence: str) -> None:
 async def _run(source: Path, target: Path, options: dict[str, Any]) -> int:
     llm = AsyncLLM(options.pop("model", ""), engine="process", **options)
     model = await asyncio.to_thread(load_text_model, llm.config)
-    names = model.names
+    names = (*model.names, *(name for options in llm.config.of_parts() for name in options.model_names))
     model.tokenizer.close()
     most = sys.maxsize
     num_lines, errors = await asyncio.to_thread(

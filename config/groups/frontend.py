@@ -36,9 +36,9 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="Port of a second listener for /metrics, /engines, /debug/*, /reset_prefix_cache, "
-            "/start_profile and /stop_profile, which --port then no longer answers: on 127.0.0.1 or, as HOST:PORT, on "
-            "another address. If others can reach it, API keys or --insecure-bind are required. Empty or 0: no second "
-            "listener."
+            "/start_profile, /stop_profile and the loading of adapters, which --port then no longer answers: on "
+            "127.0.0.1 or, as HOST:PORT, on another address. If others can reach it, API keys or --insecure-bind are "
+            "required. Empty or 0: no second listener."
         ),
         Shown("[HOST:]PORT", "second port, for /metrics, /engines, /debug alone"),
     ] = ""

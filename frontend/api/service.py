@@ -435,10 +435,10 @@ class Service:
         """The service for requests to a model of this name; an unknown name is refused by whoever validates them.
 
         Raises:
-            Unavailable: if no engine is ready, which might know the name.
+            Unavailable: if no engine has been ready yet, which might know the name.
         """
         if name and name not in self.names:
-            if self.engine.facts is None:
+            if self.engine.last_facts is None:
                 await self.engine.wait_ready(READY_WAIT_SECONDS)
             if (coming := self.coming.get(name)) is not None:
                 await asyncio.wait([coming], timeout=READY_WAIT_SECONDS)

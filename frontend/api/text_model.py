@@ -74,27 +74,27 @@ def load_text_model(config: Config) -> TextModel:
     return _text_model(config, open_model(config), config.frontend.chat_template, served_model_names(config))
 
 
-def load_variant_texts(config: Config, model: TextModel, name: str, folder: Path) -> tuple[TextModel, str]:
+def load_variant_texts(config: Config, model: TextModel, folder: Path) -> tuple[TextModel, str]:
     """The texts of an adapter, and the file of `--chat-template` if that is for it, too.
 
-    Without a tokenizer or a template other than the model's they are the model's own, under another name. That option
-    replaces the checkpoint's template, and no other.
+    Returns the model's own if the adapter has no other tokenizer or template. That option replaces the checkpoint's
+    template, and no other.
 
     Raises:
         ConfigError: if one of the texts cannot be used with this model.
     """
     override = config.frontend.chat_template
     if not has_texts(folder):
-        return replace(model, names=(name,)), override
+        return model, override
     checkpoint = open_model(config)
     own = WithTexts(checkpoint, folder)
     template_file = override if own.chat_template() == checkpoint.chat_template() else ""
-    found = _text_model(config, own, template_file, (name,))
+    found = _text_model(config, own, template_file, model.names)
     if found.tokenizer.identity == model.tokenizer.identity:
         found.tokenizer.close()
         found = replace(found, tokenizer=model.tokenizer)
         if found.template_source == model.template_source:
-            return replace(model, names=(name,)), override
+            return model, override
     else:
         _check_tokens(found.tokenizer, model.tokenizer, checkpoint.config)
     end = found.tokenizer.eos_token_id

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from penstock.config.options import ConfigError
 from penstock.models.files.folder import HuggingFaceFolder
 from penstock.models.files.source import Checkpoint, StoredTensor
 
@@ -68,3 +70,20 @@ class WithTexts:
 def has_texts(folder: Path) -> bool:
     """Whether a folder has texts of its own."""
     return folder.is_dir() and any((folder / name).is_file() for name in FILES)
+
+
+def texts_digest(folder: Path) -> str:
+    """A digest of a folder's texts; equal ones mean the same.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    digest = blake2b(digest_size=16)
+    for name in FILES if has_texts(folder) else ():
+        path = folder / name
+        try:
+            content = path.read_bytes() if path.is_file() else b""
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()

@@ -43,6 +43,11 @@ class AdapterOptions(PartOptions, frozen=True):
         """Name -> path."""
         return {name: path for name, _, path in (given.partition("=") for given in self.lora)}
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Those of the adapters."""
+        return tuple(self.adapters)
+
     def problem(self, config: Config) -> str:
         """Each needs a name and a place, and no two have the same name."""
         for given in self.lora:

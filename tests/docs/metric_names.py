@@ -9,6 +9,7 @@ from penstock.frontend.engine.router.metrics import RouterMetrics
 from penstock.frontend.exchange.engine_metrics import EngineCollector
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.ipc.messages import EngineStats
+from penstock.parts.adapters.frontend.totals import Totals
 
 
 def metric_names() -> set[str]:
@@ -19,5 +20,6 @@ def metric_names() -> set[str]:
     metrics = Metrics(dict, price_per_hour=1.0)
     RouterMetrics(metrics.registry)
     BatchMetrics(metrics.registry, float, float)
+    Totals(metrics)
     names |= {line.split()[2] for line in metrics.exposition().decode().splitlines() if "# TYPE" in line}
     return names | {f"{name}{end}" for name in names for end in ("_total", "_bucket", "_sum", "_count")}

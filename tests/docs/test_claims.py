@@ -85,7 +85,7 @@ def test_all_rotary_scalings_are_named() -> None:
 def test_flags_that_are_named_exist(page: Path) -> None:
     if page.name == "options.md":
         return  # written from the options themselves, and checked by `docs/options_page.py --check`
-    known = {flag.name for flag in flags()} | {"--help"}
+    known = {name for flag in flags() for name in (flag.name, *flag.shown.also)} | {"--help"}
     known |= {"--no-" + name.removeprefix("--") for name in known}
     sources = [
         path

@@ -21,8 +21,10 @@ from penstock.models.check import check_checkpoint
 from penstock.models.finding.hub import _Progress
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model, served_model_names
+from penstock.parts.adapters.options import AdapterOptions
 from tests.e2e.checkpoints import make_checkpoint
 from tests.e2e.servers import serving
+from tests.frontend.adapters.adapters import write_adapter
 from tests.models.fake_hub import COMMIT, FakeHub
 from tests.models.gguf.written import add_model, write
 
@@ -377,3 +379,40 @@ def test_a_choice_that_is_not_there(gguf_hub: FakeHub, tmp_path: Path) -> None:
     assert "has no GGUF files" in refusal(tmp_path, gguf_hub.url, f"{NAME}:Q8_0")
     said = refusal(tmp_path, gguf_hub.url, "org/model-GGUF:Q8_0", HF_HUB_OFFLINE="1")
     assert "`hf download org/model-GGUF --include '*Q8_0*'` fetches it" in said
+
+
+def test_adapters_come_before_anything_starts(hub: FakeHub, source: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", "weights", chat_template_jinja="{{ messages }}")
+    for name in ("adapter_model.bin", "optimizer.pt", "README.md"):
+        (adapter / name).write_bytes(b"not to be fetched")
+    hub.repositories["org/adapter"] = adapter
+    environment = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
+    config = Config(model=ModelOptions(model=str(source)))
+    config = config.with_options(AdapterOptions(lora=("sql=org/adapter", f"here={adapter}")))
+    for _ in range(2):
+        found = located(config, environment).of(AdapterOptions).adapters
+        assert found["here"] == str(adapter)
+        files = {path.name for path in Path(found["sql"]).iterdir()}
+        assert files == {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"}
+        assert set(hub.fetched()) == files
+    (Path(found["sql"]) / "adapter_model.safetensors").unlink()  # as after a download that was broken off
+    assert located(config, environment).of(AdapterOptions).adapters == found
+    assert (Path(found["sql"]) / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("org/absent", "org/absent"),
+        (NAME, "is no adapter"),
+        ("/nowhere", "/nowhere"),
+        ("no-such-folder", "no-such-folder"),
+    ],
+)
+def test_an_adapter_that_is_not_there_is_named(hub: FakeHub, tmp_path: Path, given: str, says: str) -> None:
+    environment = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
+    config = Config().with_options(AdapterOptions(lora=(f"sql={given}",)))
+    with pytest.raises(ConfigError, match=f"^--lora sql={given}: .*{says}"):
+        located(config, environment)
+    with pytest.raises(ConfigError, match=f"^--lora sql={given}: .*{says}"):
+        located(config, environment | {"HF_HUB_OFFLINE": "1"})

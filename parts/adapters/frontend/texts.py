@@ -1,17 +1,17 @@
 """What adapters say of texts: tokenizers and chat templates of their own, where they differ from the model's.
 
-Most adapters come with copies of the model's files, or with those that others of the same training have. So each
-tokenizer and template is held once, however many adapters have it, and has one pool of helper processes.
+Most adapters come with copies of the model's files, or with those that others of the same training have. So equal files
+are read once, and texts that mean the same as the model's are the model's own.
 """
 
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.frontend.api.service import PromptReader, Service, Variant
 from penstock.frontend.api.text_model import TextModel, load_variant_texts
+from penstock.models.files.texts import texts_digest
 from penstock.models.finding.registry import model_path
 
 _CLOSE_SECONDS = 30.0
@@ -20,16 +20,11 @@ _CLOSE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Own:
-    """Texts that are not the model's."""
+    """The texts of some files, and those who have them."""
 
     model: TextModel
     prompts: PromptReader
-    keys: set[str] = field(default_factory=set)  # the adapters that have them
-
-
-class _Read(NamedTuple):
-    model: TextModel
-    template_file: str
+    keys: set[str] = field(default_factory=set)  # of adapters
 
 
 class Texts:
@@ -37,7 +32,7 @@ class Texts:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._own: dict[str, _Own] = {}  # by the digest of the texts
+        self._own: dict[str, _Own] = {}  # by a digest of the files
         self._one_by_one = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -47,42 +42,39 @@ class Texts:
         Raises:
             ConfigError: if one of them cannot be used with this model.
         """
-        service = self._service
         async with self._one_by_one:
-            read = _Read(*await asyncio.to_thread(load_variant_texts, service.config, service.model, name, Path(path)))
-            model, prompts = read.model, service.prompts
-            if model.tokenizer is not service.model.tokenizer or model.template is not service.model.template:
-                own = self._own.get(model.digest)
-                if own is None:
-                    own = self._own[model.digest] = await self._learnt(read, path)
-                elif model.tokenizer not in (service.model.tokenizer, own.model.tokenizer):
-                    model.tokenizer.close()
-                own.keys.add(key)
-                model, prompts = replace(own.model, names=(name,)), own.prompts
-        return Variant(model, prompts, key, root, service.model.names[0])
+            files = await asyncio.to_thread(texts_digest, Path(path))
+            own = self._own.get(files)
+            if own is None:
+                own = self._own[files] = await self._read(path)
+            own.keys.add(key)
+        return Variant(replace(own.model, names=(name,)), own.prompts, key, root, self._service.model.names[0])
 
-    async def _learnt(self, read: _Read, path: str) -> _Own:
-        """Texts with a reader of their own, and what their template was seen to do."""
+    async def _read(self, path: str) -> _Own:
+        """The texts at a path, and what their template is seen to do; the model's own if they mean the same."""
         service = self._service
+        model, template_file = await asyncio.to_thread(load_variant_texts, service.config, service.model, Path(path))
+        if model is service.model:
+            return _Own(model, service.prompts)
         prompts = PromptReader(
             model_path(service.config),
-            read.template_file,
-            read.model.tokenizer,
+            template_file,
+            model.tokenizer,
             parse_special_tokens=service.config.frontend.parse_special_tokens,
             images=service.prompts.images,
             texts=path,
         )
-        model = read.model
         if model.template is not None and (facts := await prompts.look()) is not None:
             model = model.with_facts(facts, service.config.frontend)
         return _Own(model, prompts)
 
     def drop(self, key: str) -> None:
         """An adapter is gone. Its tokenizer lives on with the streams that use it."""
-        for digest, own in list(self._own.items()):
+        for files, own in list(self._own.items()):
             own.keys.discard(key)
             if not own.keys:
-                del self._own[digest]
+                del self._own[files]
+            if not own.keys and own.prompts is not self._service.prompts:
                 task = asyncio.create_task(_later(own.prompts))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
@@ -91,7 +83,8 @@ class Texts:
         """End all helper processes."""
         for task in self._closing:
             task.cancel()  # it closes its reader at once
-        await asyncio.gather(*self._closing, *(own.prompts.close() for own in self._own.values()))
+        readers = {own.prompts for own in self._own.values()} - {self._service.prompts}
+        await asyncio.gather(*self._closing, *(reader.close() for reader in readers))
 
 
 async def _later(prompts: PromptReader) -> None:
