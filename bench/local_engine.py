@@ -43,16 +43,18 @@ class LocalEngine(InProcessEngine):
         defaults = {"load_format": "dummy", "pipeline_depth": 1, "enable_prefix_caching": False, "num_threads": 1}
         super().__init__(config_of({"model": str(folder)} | defaults | options, {}))
 
-    def run(self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> Run:
-        """All requests at once, to their end.
+    def run(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], adapters: Sequence[str] = ()
+    ) -> Run:
+        """All requests at once, to their end; `adapters`: the key of each one's.
 
         Raises:
             RuntimeError: if one fails.
         """
         num_output_tokens, steps, plans = 0, list[StepTimes](), list[StepPlan]()
         began = time.perf_counter()
-        for prompt, params in zip(prompts, sampling, strict=True):
-            self.add(prompt, params)
+        for prompt, params, adapter in zip(prompts, sampling, adapters or [""] * len(prompts), strict=True):
+            self.add(prompt, params, adapter=adapter)
         while self.has_work:
             deltas, plan, result = self.step()
             for delta in deltas:

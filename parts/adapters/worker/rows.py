@@ -33,7 +33,8 @@ class AdapterRows(RowPart):
         self.rows: dict[int, int] = {}
         """Row -> adapter id."""
         self._adapters = adapters
-        self._modules = adapters.modules
+        self.modules = adapters.modules
+        """What an adapter can change."""
         self._dtype = dtype
         self._device = device
         self._free = list(reversed(range(num_slots)))
@@ -66,7 +67,7 @@ class AdapterRows(RowPart):
     def _read(self, message: PrepareAdapter) -> tuple[Made, int]:
         self._before()
         with torch.inference_mode():
-            adapter = read_adapter(Path(message.path), self._modules, self._dtype)
+            adapter = read_adapter(Path(message.path), self.modules, self._dtype)
             return self._adapters.made(adapter.factors, self._device), adapter.rank
 
     @property
