@@ -69,7 +69,7 @@ class Yielding:
         state = (head, running.num_entered, running.num_left, self._waiting.num_changes)
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
-        if running.background and not head.request.is_background and self._admissions.lacks_room(head):
+        if self._comes_before_background(head) and self._admissions.lacks_room(head):
             if not self._admissions.has_all_made(head):
                 return
             while running.background and self._admissions.lacks_room(head):
@@ -96,6 +96,12 @@ class Yielding:
                     self.preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)
                     return
         self._nobody_yields_to = state
+
+    def _comes_before_background(self, head: Sequence) -> bool:
+        """Whether there is background work that yields to the head of the queue: not if it is to end first."""
+        if not self._running.background or head.request.is_background:
+            return False
+        return self._running.victim(self._policy).request.level > head.request.level
 
     def preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
         """Take back a running sequence's row and pages, and put it back into the queue.

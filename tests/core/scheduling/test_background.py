@@ -47,6 +47,19 @@ def test_rows_and_pages_are_yielded(policy: str, depth: int) -> None:
     check_outputs(driver)
 
 
+@pytest.mark.parametrize("batching", ["static", "dynamic", "length-aware"])
+def test_rows_of_a_batch_are_not_yielded_to_those_that_must_wait_for_its_end(batching: str) -> None:
+    driver = Driver(make_limits(max_num_seqs=1, num_pages=48, max_model_len=128), batching=batching)
+    driver.add(make_request("back", PROMPT, 20, is_background=True))
+    for _ in range(10):
+        driver.step()
+    driver.add(make_request("chat", [99, *PROMPT], 10))
+    driver.run(200)
+    assert [name for name, _ in driver.finished] == ["back", "chat"]
+    assert not preempted(driver)
+    check_outputs(driver)
+
+
 def test_beside_others_it_computes_only_what_a_step_has_left() -> None:
     driver = Driver(make_limits(max_num_seqs=8, num_pages=512, max_model_len=256))
     for i in range(4):
