@@ -86,7 +86,7 @@ def _check_levels(scheduler: Scheduler) -> None:
 
 def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
     groups: dict[str, Counter[str]] = {}
-    for seq in (each for each in counted if not each.request.is_background):
+    for seq in (each for each in counted if not each.request.gives_way):
         groups.setdefault(seq.request.tenant, Counter())[seq.request.group] += 1
     expected = {(name, found.total(), len(found)) for name, found in groups.items()}
     found = {(each.tenant, each.num_seqs, each.num_groups) for each in scheduler.waiting.tenants()}

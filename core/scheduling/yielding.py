@@ -1,6 +1,6 @@
 """Preemption in favour of waiting sequences: running ones give up their rows and pages.
 
-Background work yields first (`background.py`). Other sequences yield for two reasons:
+What gives way to all others yields first (`Request.gives_way`). Other sequences yield for two reasons:
 
 By level: under a policy that preempts, its victim yields if it is on a higher level.
 
@@ -69,12 +69,12 @@ class Yielding:
         state = (head, running.num_entered, running.num_left, self._waiting.num_changes)
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
-        if self._comes_before_background(head) and self._admissions.lacks_room(head):
+        if self._comes_first(head) and self._admissions.lacks_room(head):
             if not self._admissions.has_all_made(head):
                 return
-            while running.background and self._admissions.lacks_room(head):
-                reason = f"{head.request_id}/{head.sequence_idx} comes before work in the background"
-                self.preempt(running.victim(policy), reason)
+            while running.giving_way and self._admissions.lacks_room(head):
+                first = running.victim(policy)
+                self.preempt(first, f"{head.request_id}/{head.sequence_idx} comes before {first.request.gives_way}")
                 self._admissions.favour(head)
             return
         if policy.preempts and not head.request.is_overdue:
@@ -97,9 +97,9 @@ class Yielding:
                     return
         self._nobody_yields_to = state
 
-    def _comes_before_background(self, head: Sequence) -> bool:
-        """Whether there is background work that yields to the head of the queue: not if it is to end first."""
-        if not self._running.background or head.request.is_background:
+    def _comes_first(self, head: Sequence) -> bool:
+        """Whether some running sequence gives way to the head of the queue: not if it is to end first."""
+        if not self._running.giving_way or head.request.gives_way:
             return False
         return self._running.victim(self._policy).request.level > head.request.level
 

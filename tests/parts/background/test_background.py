@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.scheduling.background import make_room
+from penstock.parts.background.scheduler import Background
 from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.scheduling.test_preemption import preempted
@@ -127,7 +127,10 @@ def test_what_a_step_has_left_is_a_tenth() -> None:
     for number in range(1, 60):  # a millisecond, and 50 us for each row
         time.learn((1.0, number / 64, number * 9 / 65536, 16 / 256, 16 * 8 / 262144), 1000 + 50 * number + 16)
     assert time.is_known
-    left = make_room(scheduler.running, scheduler.waiting, scheduler.pace)
+    background = scheduler.parts.get(Background)
+    assert background is not None
+    background.planning()
+    left = background.left_us
     assert left is not None
     assert 0 < left <= 0.1 * scheduler.pace.decodes_us(20, 20 * 20)
     driver.step()
