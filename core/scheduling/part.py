@@ -22,7 +22,7 @@ from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk, InFlightStep
 from penstock.core.steps.prefill_pace import Room
-from penstock.ipc.messages import ErrorCode, Message
+from penstock.ipc.messages import ErrorCode, Message, StepResult
 from penstock.ipc.overrides import calls, overriding
 
 if TYPE_CHECKING:
@@ -177,8 +177,15 @@ class SchedulerPart:
     def stepped(self, step: InFlightStep) -> None:
         """A step has returned; its tokens are not applied yet."""
 
+    def copied(self, result: StepResult) -> None:
+        """Copies of pages between device and host have ended: how many, and in what time."""
+
     def finished(self, request: Request, num_outputs: int) -> None:
         """A sequence of the request that has a row ends with `num_outputs` tokens of output (vectors are left out)."""
+
+    def saves(self, seq: Sequence) -> bool:
+        """A running sequence is about to be preempted; return whether its pages are kept elsewhere until it is back."""
+        return False
 
     def left_row(self, seq: Sequence) -> bool:
         """A sequence is about to lose its row; return whether its pages are kept: then they must not be released."""
@@ -320,6 +327,8 @@ class Parts:
         self.planned = self._calls("planned")
         self.stepped = self._calls("stepped")
         self.finished = self._calls("finished")
+        self.copied = self._calls("copied")
+        self.saves: list[Callable[[Sequence], bool]] = self._calls("saves")
         self.left_row: list[Callable[[Sequence], bool]] = self._calls("left_row")
         self.leave = self._calls("leave")
         self.let_go = self._calls("let_go")

@@ -18,7 +18,6 @@ from penstock.config import Config
 from penstock.core.kv.kv_pages import Start
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
-from penstock.core.kv.tiers import TierTotals
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.admissions import Admissions
 from penstock.core.scheduling.drafting import Drafting
@@ -39,7 +38,6 @@ from penstock.core.scheduling.step_record import (
     waiting_reasons,
 )
 from penstock.core.scheduling.suspects import Suspects, bring
-from penstock.core.scheduling.swapping import make_swapping
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.scheduling.yielding import Yielding
 from penstock.core.sequences.intake import QueueBound, Refusal, check_request
@@ -79,8 +77,8 @@ class Scheduler:
         self.step_size = StepSize(options)
         self.queue_bound = QueueBound(options, self.waiting)
         self.ended: Deltas = {}  # ends of requests that waited, until `take_ended`
-        self.pace = PrefillPace(options.max_prefill_ms, learns=limits.num_host_pages > 0)
-        self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
+        self.pace = PrefillPace(options.max_prefill_ms)
+        self.snapshot_totals = SnapshotTotals()
         self.trials = Trials()
         self.parts = Parts(())
         self._set_limits(limits)
@@ -96,11 +94,10 @@ class Scheduler:
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
         self.drafting.follow(limits)
         self.kv = make_pages(
-            limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self.options.enable_prefix_caching, tier_totals=self.tier_totals,
+            limits.num_pages, limits.page_size, limits.window_groups,
+            enable_prefix_caching=self.options.enable_prefix_caching,
             has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
-        self._swapping = swapping = make_swapping(self.options.preemption, self.kv.tiers, limits, self.pace)
         self.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
         self.parts = Parts.of(self, self.parts)
@@ -109,9 +106,7 @@ class Scheduler:
         self._admissions = Admissions(
             self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.parts
         )
-        self._yielding = Yielding(
-            self.waiting, self.running, self.policy, self._admissions, swapping, self.totals, self._vacate
-        )
+        self._yielding = Yielding(self.waiting, self.running, self.parts, self._admissions, self.totals, self._vacate)
         self._launches = Launches(
             self.running, self.kv, self.parts, self._yielding.preempt, self.totals,
             has_drafts=self.drafting.lengths is not None,
@@ -474,8 +469,9 @@ class Scheduler:
                     self.limits = replace(self.limits, max_drafts=0)
             self.pace.note(step, result, drafts_us)
             self.accounts.settle(step, result.num_forward_us, self.pace.step_time.rates, self.kv.now, outcome)
-        if result.num_copied_pages and self._swapping is not None:
-            self._swapping.note(result)
+        if result.num_copied_pages:
+            for copied in self.parts.copied:
+                copied(result)
         for stepped in self.parts.stepped:
             stepped(step)
         told = self.settling.apply(step, result, tokens, counts)

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from penstock.core.scheduling.admissions import Admissions
+from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.policy import Policy
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Preemption
-from penstock.core.scheduling.swapping import Swapping
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 
@@ -38,26 +38,25 @@ class Yielding:
     """Preempts sequences of one worker in favour of others."""
 
     __slots__ = (
-        "_admissions", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
-        "_vacate", "_waiting", "preempted",
+        "_admissions", "_nobody_yields_to", "_policy", "_running", "_saves", "_totals", "_vacate", "_waiting",
+        "preempted",
     )  # fmt: skip
 
     def __init__(
         self,
         waiting: WaitingQueue,
         running: RunningSet,
-        policy: Policy,
+        parts: Parts,
         admissions: Admissions,
-        swapping: Swapping | None,
         totals: Totals,
         vacate: Callable[[Sequence, bool], None],
     ) -> None:
         """`vacate` takes a sequence out of its row and puts it back into the queue, at its end if the flag is set."""
         self._waiting = waiting
         self._running = running
-        self._policy = policy
+        self._policy = parts.policy
+        self._saves = parts.saves
         self._admissions = admissions
-        self._swapping = swapping
         self._totals = totals
         self._vacate = vacate
         self.preempted: list[Preemption] = []  # since the last plan
@@ -114,7 +113,7 @@ class Yielding:
         seq.account.num_preemptions += 1
         if not at_end:
             self._admissions.hold()
-        is_swapped = self._swapping is not None and self._swapping.swap_out(seq)
+        is_swapped = any(saves(seq) for saves in self._saves)
         self.preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason, is_swapped))
         self._vacate(seq, at_end)
 

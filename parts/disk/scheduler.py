@@ -26,8 +26,8 @@ from penstock.core.kv.content_keys import node_key, page_content, window_key
 from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
+from penstock.core.kv.lower_tier import LowerTier
 from penstock.core.kv.page_pool import MISSING, CacheNode
-from penstock.core.kv.tiers import Tiers
 from penstock.core.scheduling.answers import FromOne
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import DISK, count_text, duration_text
@@ -489,7 +489,7 @@ class DiskMoves(SchedulerPart):
         return of_moves + [page for fetch in self._fetches.values() for page in fetch.held]
 
     @property
-    def _tiers(self) -> Tiers:
+    def _tiers(self) -> LowerTier:
         assert self._kv.tiers is not None, "a disk tier needs host pages"
         return self._kv.tiers
 

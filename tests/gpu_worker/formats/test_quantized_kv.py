@@ -28,6 +28,7 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import make_checkpoint as make_by_transformers
 from tests.kernels.pairs import every
+from tests.parts.host.test_host_moves import totals_of
 
 Make = Callable[..., Checkpoint]
 
@@ -79,7 +80,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         assert together(engine) == expected
     assert engine.scheduler.totals.num_preemptions > 0
     if kind == "swap":
-        assert engine.scheduler.tier_totals.num_swapped_in == engine.scheduler.totals.num_preemptions
+        assert totals_of(engine.scheduler).num_swapped_in == engine.scheduler.totals.num_preemptions
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
