@@ -32,7 +32,7 @@ from penstock.ipc.messages import (
 )
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers

@@ -19,8 +19,8 @@ from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.lab.planning.costs import kv_head_bytes
 from penstock.models.check import check_checkpoint
 from penstock.models.finding.registry import open_checkpoint
-from penstock.parts.disk import scheduler as disk_moves
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler import moves as disk_moves
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 import tests.core.driver
-from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.scheduling import part
 from penstock.core.sequences.limits import WorkerLimits
-from penstock.parts.disk import scheduler as disk_moves
 from penstock.parts.disk.messages import DiskContents
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler import moves as disk_moves
+from penstock.parts.disk.scheduler.disk_tier import DiskTier
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from penstock.parts.host.scheduler.host import Host
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -17,7 +17,7 @@ from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
-from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.scheduler import moves as disk_moves
 from penstock.parts.images.messages import DropEmbedding, ImageEncoded
 from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.recording.lines import Encoded
