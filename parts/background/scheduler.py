@@ -59,9 +59,10 @@ class Background(SchedulerPart):
     def planning(self) -> None:
         """Hold back the decodes for which a step has no time, and note how much is left for prompts."""
         running = self._running
-        if not (running.giving_way or self._is_next) or not self._has_others:
-            self.left_us = None
-            running.hold_back([])
+        if not (running.giving_way or (self._waiting.num_seqs and self._is_next)) or not self._has_others:
+            if self.left_us is not None:
+                self.left_us = None
+                running.hold_back([])
         elif not self._pace.is_known:
             self.left_us = 0.0
             running.hold_back([*running.giving_way])
@@ -96,7 +97,7 @@ class Background(SchedulerPart):
     @property
     def _is_next(self) -> bool:
         """Whether the head of the queue is background work."""
-        head = self._waiting.head() if self._waiting.num_seqs else None
+        head = self._waiting.head()
         return head is not None and head.request.is_background
 
     @property
