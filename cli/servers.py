@@ -12,7 +12,7 @@ from penstock.config.engines import with_own_files
 from penstock.config.flags import config_from
 from penstock.config.foreign_flags import unknown_variables, without_foreign_flags
 from penstock.config.listening import check_listening
-from penstock.config.options import check_engines, check_tiers
+from penstock.config.options import check_engines
 from penstock.config.parser import Parser
 from penstock.config.ranks import of_group
 from penstock.core.launch.output_files import check_output_files
@@ -104,7 +104,6 @@ def _run_server(command: str, config: Config, rank: int) -> int:
     if command in ("serve", "frontend"):
         check_listening(config.frontend)
     if command == "serve":
-        check_tiers(config)
         check_engines(config)
         from penstock.core.launch.supervisor import serve  # imports asyncio and zmq, which `version` does not need
 

@@ -18,7 +18,7 @@ from penstock.config.groups.ipc import IpcOptions
 from penstock.config.groups.log import LogFormat, LogOptions
 from penstock.config.groups.model import ModelImpl, ModelOptions
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.config.groups.scheduling import PreemptionKind, SchedulerOptions
+from penstock.config.groups.scheduling import SchedulerOptions
 from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, WorkerOptions
 from penstock.config.networks import problem_with_network
 from penstock.config.observing import problem_with_observers
@@ -41,12 +41,10 @@ __all__ = [
     "ModelOptions",
     "Options",
     "ParallelOptions",
-    "PreemptionKind",
     "SchedulerOptions",
     "WorkerOptions",
     "channel_keys",
     "check_engines",
-    "check_tiers",
     "option_groups",
     "problem_with_keys",
     "validate",
@@ -205,16 +203,6 @@ def check_engines(config: Config) -> None:
                 f"{flag} {given!r}: with --data-parallel-size {num_engines} it has as many addresses, one for each "
                 "engine, separated by commas"
             )
-
-
-def check_tiers(config: Config) -> None:
-    """Check options of the scheduler against those of the worker, where both are known.
-
-    Raises:
-        ConfigError: with the option's flag.
-    """
-    if config.scheduler.preemption == "swap" and not config.worker.host_kv_gib:
-        raise ConfigError("preemption swap needs host memory for the pages: set --host-kv-gib")
 
 
 def channel_keys(config: Config) -> ChannelKeys | None:

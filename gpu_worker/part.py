@@ -29,7 +29,7 @@ class Context(NamedTuple):
     model: Model
     device: Device
     kv: KVPool
-    host_pages: HostPages | None  # the host tier, or pages for the parts that need some
+    host_pages: HostPages | None  # for the parts that want or need some
     adapters: Adapters  # what rows can add to the model's products
 
 
@@ -44,6 +44,11 @@ class WorkerPart:
     @classmethod
     def device_bytes(cls, config: Config, model: Model) -> int:
         """How much of a GPU's memory the pool must leave to this part."""
+        return 0
+
+    @classmethod
+    def host_bytes(cls, config: Config) -> int:
+        """How much of the host's memory it wants for pages."""
         return 0
 
     @classmethod

@@ -14,7 +14,7 @@ parts: the laboratory, and the replay of recordings.
 """
 
 NAMES = (
-    "grammars", "disk", "images", "handover", "pooling", "experts", "policies", "batching", "routing", "recording",
-    "watching", "open_inference", "adapters",
+    "grammars", "host", "disk", "images", "handover", "pooling", "experts", "background", "policies", "batching",
+    "routing", "recording", "watching", "open_inference", "adapters",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

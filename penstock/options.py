@@ -14,7 +14,6 @@ import structlog
 from penstock.config import Config, ConfigError
 from penstock.config.flags import config_from, fields, flags
 from penstock.config.foreign_flags import FOREIGN_FLAGS
-from penstock.config.options import check_tiers
 from penstock.config.parser import unknown_flag
 from penstock.config.part_options import part_options
 
@@ -56,9 +55,7 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
     if isinstance(options.get("speculative_config"), Mapping):  # as in vLLM
         options = {**options, "speculative_config": json.dumps(options["speculative_config"])}
     try:
-        config = config_from(Namespace(**options), variables)
-        check_tiers(config)
-        return config
+        return config_from(Namespace(**options), variables)
     except ConfigError as error:
         raise _in_python(str(error)) from None
 

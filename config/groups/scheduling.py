@@ -1,12 +1,10 @@
 """Options: the scheduler."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
 from penstock.config.groups.base import INTERNAL, Options, Shown
-
-PreemptionKind = Literal["recompute", "swap", "auto"]
 
 
 class SchedulerOptions(Options, frozen=True):
@@ -91,14 +89,6 @@ class SchedulerOptions(Options, frozen=True):
             ge=0.0,
         ),
     ] = 0.0
-    preemption: Annotated[
-        PreemptionKind,
-        Meta(
-            description="How a preempted sequence comes back: 'recompute' computes it again, 'swap' keeps its pages in "
-            "host memory, and 'auto' takes what costs less as measured. Without --host-kv-gib all are computed again."
-        ),
-        INTERNAL,
-    ] = "auto"
     min_prefill_tokens: Annotated[
         int,
         Meta(

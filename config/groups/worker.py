@@ -80,15 +80,6 @@ class WorkerOptions(Options, frozen=True):
             ge=0.0,
         ),
     ] = 1.0
-    host_kv_gib: Annotated[
-        float,
-        Meta(
-            description="Host memory for KV pages that do not fit the pool, in GiB: cached prefixes that are evicted, "
-            "and preempted sequences. 0: none.",
-            ge=0.0,
-        ),
-        Shown(line="host memory for KV pages that do not fit the pool"),
-    ] = 0.0
     num_threads: Annotated[
         int,
         Meta(

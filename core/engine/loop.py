@@ -226,8 +226,6 @@ class Engine:
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """Workers are there: the first ones, new ones, or the same ones with empty rows."""
-        if self.config.scheduler.preemption == "swap" and not hello.num_host_pages:
-            log.warning("swap disabled", reason="the worker has no host tier (--host-kv-gib)")
         if self.scheduler is None:
             self.scheduler = Scheduler.for_worker(self.config, hello)
             self._tell_of_new_pages()

@@ -29,10 +29,10 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from penstock.core.kv.holder import Holder, PageTables, Siblings
+from penstock.core.kv.lower_tier import LowerTier
 from penstock.core.kv.page_copies import PageCopies
 from penstock.core.kv.page_pool import CacheNode, PagePool, PrefixCache, PrefixHit
 from penstock.core.kv.snapshots import Snapshots
-from penstock.core.kv.tiers import Tiers
 from penstock.core.kv.window_pages import WindowPages
 
 
@@ -56,11 +56,11 @@ class KVPages:
         self.windows: tuple[WindowPages, ...] = ()  # further groups (`page_groups.py`)
         self.now = 0.0  # seconds, for page-time accounting
         self.copies = PageCopies()  # of the next plan
-        self.tiers: Tiers | None = None  # the tiers below the device
+        self.tiers: LowerTier | None = None  # below the device
         self.can_fork = True  # whether a sequence can start from a sibling's pages
         self.snapshots: Snapshots | None = None  # of states, if some layers keep them (`state_pages.py`)
 
-    def use_tiers(self, tiers: Tiers) -> None:
+    def use_tiers(self, tiers: LowerTier) -> None:
         """Let evicted pages go to a lower tier, and be found there."""
         self.tiers = tiers
         if self.cache is not None:

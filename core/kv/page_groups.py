@@ -8,12 +8,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 
 from penstock.core.kv.holder import Holder, PageTables
-from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, NewPage
+from penstock.core.kv.lower_tier import LowerTier
 from penstock.core.kv.page_pool import CacheNode, PrefixHit, host_ref
 from penstock.core.kv.snapshots import Snapshots
 from penstock.core.kv.state_pages import StatePages
-from penstock.core.kv.tiers import Tiers, TierTotals
 from penstock.core.kv.window_pages import WindowPages, WindowTable
 from penstock.ipc.messages import WindowGroup
 
@@ -24,12 +23,10 @@ def make_pages(
     windows: Sequence[WindowGroup],
     *,
     enable_prefix_caching: bool,
-    num_host_pages: int = 0,
-    tier_totals: TierTotals | None = None,
     has_states: bool = False,
     snapshots: Snapshots | None = None,
 ) -> KVPages:
-    """Return the bookkeeping for a pool, and for the host's pages if any; the simpler one for a single group.
+    """Return the bookkeeping for a pool; the simpler one for a single group.
 
     With `has_states`, a sequence cannot start from pages alone: it also needs a snapshot.
     """
@@ -41,9 +38,6 @@ def make_pages(
     else:
         kv = KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
     kv.can_fork &= not has_states
-    if num_host_pages:
-        totals = tier_totals or TierTotals()
-        kv.use_tiers(Tiers(HostTier(num_host_pages), kv.copies, totals, page_size, kv.windows))
     return kv
 
 
@@ -61,7 +55,7 @@ class GroupedPages(KVPages):
         if self.cache is not None:
             self.cache.given_up = self._given_up
 
-    def use_tiers(self, tiers: Tiers) -> None:
+    def use_tiers(self, tiers: LowerTier) -> None:
         self.tiers = tiers
         for number, group in enumerate(self.windows, 1):
             group.given_up = partial(tiers.demote_window_page, number)

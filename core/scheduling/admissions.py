@@ -10,7 +10,7 @@ from penstock.core.scheduling.suspects import Suspects
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import PlanBuilder
-from penstock.core.steps.prefill_pace import PromptRoom
+from penstock.core.steps.prefill_pace import Room
 
 
 class Admissions:
@@ -89,7 +89,7 @@ class Admissions:
         self._is_held = False
         self._blocked = None
 
-    def admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission], *, is_stalled: bool) -> str:
+    def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
         """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
 
         `is_stalled`: some running sequence lacks a page.
@@ -123,18 +123,14 @@ class Admissions:
             self._launch_first_chunk(seq, builder, room)
         return ""
 
-    def _why_not(self, seq: Sequence, room: PromptRoom, is_stalled: bool) -> str:
+    def _why_not(self, seq: Sequence, room: Room, is_stalled: bool) -> str:
         """Why the head of the queue, and with it all others, cannot enter in this step; "": it may."""
         request = seq.request
         for why_not in self._parts.why_not:
-            if why := why_not(request):
+            if why := why_not(request, room):
                 return why
-        if room.all.tokens_from(0) <= 0:
+        if room.tokens_from(0) <= 0:
             return Blocked.BUDGET
-        if request.is_background and (
-            room.tokens_for(seq, 0) <= 0 if room.background is not None else self._running.has_others
-        ):
-            return Blocked.OTHERS
         if not self._running.num_free_rows:
             return Blocked.NO_ROW
         if is_stalled or self._lacks_pages_still(seq):
@@ -146,17 +142,17 @@ class Admissions:
             return Blocked.NO_PAGES_SINCE
         return ""
 
-    def _launch_first_chunk(self, seq: Sequence, builder: PlanBuilder, room: PromptRoom) -> None:
+    def _launch_first_chunk(self, seq: Sequence, builder: PlanBuilder, room: Room) -> None:
         """Launch the first chunk of a sequence that has just entered a row."""
         start = seq.num_computed_tokens
-        end = min(start + max(1, room.tokens_for(seq, start)), seq.num_tokens)
+        end = min(start + max(1, room.tokens_for(seq.request, start)), seq.num_tokens)
         end = self._parts.chunk_end(seq, start, end, start + room.num_tokens)
         builder.add_pages(seq, *self._kv.grow(seq, end))
         end = min(end, seq.launch_limit)
         num_tokens = self._parts.chunk_end(seq, start, end, end) - start
         if self._kv.snapshots is not None:
             num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
-        room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
+        room.use(seq.request, start, builder.add_next_chunk(seq, num_tokens))
 
     def has_all_made(self, seq: Sequence) -> bool:
         """Whether the worker has what the head of the queue needs of it; otherwise the head is held, and asked for."""

@@ -26,7 +26,6 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_tree(scheduler)
     _check_windows(scheduler)
     _check_snapshots(scheduler)
-    _check_tiers(scheduler)
     for seq in scheduler.running:
         _check_sequence(scheduler, seq)
     _check_in_flight(scheduler)
@@ -86,7 +85,7 @@ def _check_levels(scheduler: Scheduler) -> None:
 
 def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
     groups: dict[str, Counter[str]] = {}
-    for seq in (each for each in counted if not each.request.is_background):
+    for seq in (each for each in counted if not each.request.gives_way):
         groups.setdefault(seq.request.tenant, Counter())[seq.request.group] += 1
     expected = {(name, found.total(), len(found)) for name, found in groups.items()}
     found = {(each.tenant, each.num_seqs, each.num_groups) for each in scheduler.waiting.tenants()}
@@ -182,37 +181,6 @@ def _check_snapshots(scheduler: Scheduler) -> None:
     assert scheduler.kv.cache is not None
     nodes = {node for node in scheduler.kv.cache.nodes() if node.parent is not None}
     _require(of_nodes.keys() <= nodes, "snapshots belong to nodes of the tree")
-
-
-def _check_tiers(scheduler: Scheduler) -> None:
-    tiers = scheduler.kv.tiers
-    if tiers is None:
-        return
-    host, kv = tiers.host, scheduler.kv
-    holders = Counter(page for swapped in tiers.swapped.values() for page in swapped.all_pages)
-    for part in scheduler.parts.all:
-        holders.update(part.held_host_pages())
-    _require(host.holder_counts() == [holders[page] for page in range(host.num_pages)], "every host page's holders")
-    states = [*host.free_pages(), *host.cached_pages(), *holders]
-    _require(sorted(states) == list(range(host.num_pages)), "every host page is free, cached or held, once")
-    _require(host.num_held == len(holders), "the count of held host pages")
-    named = host.keys()
-    _require(all(host.key_of(page) == key for key, page in named.items()), "a key and its page know each other")
-    with_keys = [page for page in range(host.num_pages) if host.key_of(page)]
-    _require(sorted(named.values()) == with_keys, "each key finds one page")
-    _require(set(host.cached_pages()) <= set(with_keys), "cached host pages have keys")
-    _require(not set(host.free_pages()) & set(with_keys), "free host pages have none")
-    waiting = {seq for request in scheduler.waiting.requests() for seq in request.waiting}
-    _require(set(tiers.swapped) <= waiting, "what is swapped out waits")
-    for seq in waiting:
-        if (swapped := tiers.swapped.get(seq)) is None:
-            continue
-        name, num_tokens = f"{seq.request_id}/{seq.sequence_idx}", swapped.num_tokens
-        _require(0 < num_tokens < seq.num_tokens, f"{name}: only known tokens are swapped")
-        _require(len(swapped.page_ids) == kv.pages_for(num_tokens), f"{name}: its pages on the host")
-        for group, pages in zip(kv.windows, swapped.window_page_ids, strict=True):
-            needed = range(group.first_needed(num_tokens), -(-num_tokens // group.page_size))
-            _require(len(pages) == len(needed), f"{name}: its windows on the host")
 
 
 def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:

@@ -10,11 +10,7 @@ from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.plan_builder import DecodeBatch, Pages, PlanBuilder
-from penstock.core.steps.prefill_pace import MIN_TOKENS, PromptRoom
-
-
-def _is_background(seq: Sequence) -> bool:
-    return seq.request.is_background
+from penstock.core.steps.prefill_pace import MIN_TOKENS, Room
 
 
 class Launches:
@@ -113,18 +109,18 @@ class Launches:
             kv.snapshots.decodes_on(seq, seq.num_computed_tokens)
         return True
 
-    def prefills(self, builder: PlanBuilder, room: PromptRoom, *, is_alone: bool) -> None:
+    def prefills(self, builder: PlanBuilder, room: Room, *, is_alone: bool) -> None:
         """Launch the next chunks of prefills; `is_alone`: nothing else is in this step or in flight."""
         seqs = list(self._running.prefills)
-        if room.background is not None:
-            seqs.sort(key=_is_background)
+        if room.has_limits:
+            seqs.sort(key=lambda seq: room.is_limited(seq.request))
         for seq in seqs:
             if seq.row < 0:
                 continue
             start = seq.num_computed_tokens
-            num_tokens = room.tokens_for(seq, start)
+            num_tokens = room.tokens_for(seq.request, start)
             if num_tokens <= 0:
-                if room.is_limited(seq) or builder.chunks or room.num_tokens <= 0:
+                if room.is_limited(seq.request) or builder.chunks or room.num_tokens <= 0:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
             end = self._chunk_end(seq, start, min(start + num_tokens, seq.num_tokens), start + room.num_tokens)
@@ -141,7 +137,7 @@ class Launches:
             num_tokens = end - start
             if self._kv.snapshots is not None:
                 num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
-            room.use(seq, start, builder.add_next_chunk(seq, num_tokens))
+            room.use(seq.request, start, builder.add_next_chunk(seq, num_tokens))
 
     def _end_with_pages(self, seq: Sequence, end: int, builder: PlanBuilder, can_preempt: bool) -> int:
         """Give a prefill pages for a chunk that ends at `end` or, if there are too few, before; return where.

@@ -21,7 +21,8 @@ from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import Chunk, InFlightStep
-from penstock.ipc.messages import ErrorCode, Message
+from penstock.core.steps.prefill_pace import Room
+from penstock.ipc.messages import ErrorCode, Message, StepResult
 from penstock.ipc.overrides import calls, overriding
 
 if TYPE_CHECKING:
@@ -116,11 +117,23 @@ class SchedulerPart:
         """Return the messages, since the last call, that workers must get behind the plan that was made last."""
         return ()
 
+    def planning(self) -> None:
+        """A step is about to be planned, and has taken what it takes from some for others.
+
+        Some decodes may have to pause now (`RunningSet.hold_back`).
+        """
+
+    def divide(self, room: Room) -> None:
+        """This is the room that the decodes of a step leave for prompts: some may get only a part (`Room.limit`)."""
+
     def check_head(self) -> None:
         """The head of the queue may get a row in this step, unless another one comes first now."""
 
-    def why_not(self, request: Request) -> str:
-        """Why the head of the queue must wait, whatever room there is (a kind of reason); "": it need not."""
+    def why_not(self, request: Request, room: Room) -> str:
+        """Why the head of the queue must wait, whatever rows and pages there are (a kind of reason); "": it need not.
+
+        `room`: what the step has left for prompts.
+        """
         return ""
 
     def why_not_join(self, request: Request) -> str:
@@ -164,8 +177,15 @@ class SchedulerPart:
     def stepped(self, step: InFlightStep) -> None:
         """A step has returned; its tokens are not applied yet."""
 
+    def copied(self, result: StepResult) -> None:
+        """Copies of pages between device and host have ended: how many, and in what time."""
+
     def finished(self, request: Request, num_outputs: int) -> None:
         """A sequence of the request that has a row ends with `num_outputs` tokens of output (vectors are left out)."""
+
+    def saves(self, seq: Sequence) -> bool:
+        """A running sequence is about to be preempted; return whether its pages are kept elsewhere until it is back."""
+        return False
 
     def left_row(self, seq: Sequence) -> bool:
         """A sequence is about to lose its row; return whether its pages are kept: then they must not be released."""
@@ -291,8 +311,10 @@ class Parts:
         }
         self._before_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_before_plan")
         self._behind_plan: list[Callable[[], Iterable[Message]]] = self._calls("take_behind_plan")
+        self.planning = self._calls("planning")
+        self.divide = self._calls("divide")
         self.check_head = self._calls("check_head")
-        self.why_not: list[Callable[[Request], str]] = self._calls("why_not")
+        self.why_not: list[Callable[[Request, Room], str]] = self._calls("why_not")
         self.why_not_join: list[Callable[[Request], str]] = self._calls("why_not_join")
         self.admits: list[Callable[[Sequence, Start], bool]] = self._calls("admits")
         self.asked_early: list[Callable[[Sequence, Start], bool]] = [
@@ -305,6 +327,8 @@ class Parts:
         self.planned = self._calls("planned")
         self.stepped = self._calls("stepped")
         self.finished = self._calls("finished")
+        self.copied = self._calls("copied")
+        self.saves: list[Callable[[Sequence], bool]] = self._calls("saves")
         self.left_row: list[Callable[[Sequence], bool]] = self._calls("left_row")
         self.leave = self._calls("leave")
         self.let_go = self._calls("let_go")

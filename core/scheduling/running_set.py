@@ -1,8 +1,8 @@
 """The running sequences: which have a row, and whether they compute prompts, decode, or are about to end."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
 from heapq import heapify, heappop, heappush
-from math import inf
 
 from penstock.core.scheduling.decode_parts import DecodeParts
 from penstock.core.scheduling.policy import Policy
@@ -18,7 +18,7 @@ class RunningSet:
     """
 
     __slots__ = (
-        "_batch", "_free_rows", "_most_background", "_parts", "background", "decodes", "draining", "freed_rows",
+        "_batch", "_free_rows", "_held_back", "_parts", "decodes", "draining", "freed_rows", "giving_way",
         "num_entered", "num_left", "num_parts", "prefills", "rows_of",
     )  # fmt: skip
 
@@ -29,8 +29,8 @@ class RunningSet:
         self.prefills: dict[Sequence, None] = {}
         self.decodes: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}
-        self.background: dict[Sequence, None] = {}  # the running ones that no client waits for
-        self._most_background = inf  # how many of them may decode in a step
+        self.giving_way: dict[Sequence, None] = {}  # the running ones that lose their rows first
+        self._held_back: ListOf[Sequence] = []
         self.freed_rows: list[int] = []  # since the last plan
         self.num_entered = 0  # ever
         self.num_left = 0  # ever
@@ -46,11 +46,6 @@ class RunningSet:
         yield from self.decodes
         yield from self.prefills
         yield from self.draining
-
-    @property
-    def has_others(self) -> bool:
-        """Whether a client waits for some running sequence."""
-        return len(self) > len(self.background)
 
     @property
     def num_pending(self) -> int:
@@ -71,8 +66,8 @@ class RunningSet:
         seq.running_epoch = seq.epoch
         seq.request.running.append(seq)
         self.prefills[seq] = None
-        if seq.request.is_background:
-            self.background[seq] = None
+        if seq.request.gives_way:
+            self.giving_way[seq] = None
         self.num_entered += 1
         groups = self.rows_of.setdefault(seq.request.tenant, {})
         groups[seq.request.group] = groups.get(seq.request.group, 0) + 1
@@ -85,7 +80,7 @@ class RunningSet:
             del self.prefills[seq]
         else:
             del self.draining[seq]
-        self.background.pop(seq, None)
+        self.giving_way.pop(seq, None)
         self.num_left += 1
         groups = self.rows_of[seq.request.tenant]
         groups[seq.request.group] -= 1
@@ -117,21 +112,21 @@ class RunningSet:
             return self._parts.next_batch()
         if self._batch is None:
             seqs = list(self.decodes)
-            if self._most_background < inf:
-                held = dict.fromkeys(list(self.background)[int(self._most_background) :])
+            if self._held_back:
+                held = dict.fromkeys(self._held_back)
                 seqs = [seq for seq in seqs if seq not in held]
             self._batch = DecodeBatch(seqs)
         return self._batch
 
-    def allow_background(self, num_rows: float) -> None:
-        """Let this many background rows decode in the next steps (with pipeline stages, all of them do)."""
-        if num_rows != self._most_background:
-            self._most_background = num_rows
+    def hold_back(self, seqs: ListOf[Sequence]) -> None:
+        """Let these, and no others, keep their rows without decoding from now on (with pipeline stages, all decode)."""
+        if seqs != self._held_back:
+            self._held_back = seqs
             self._batch = None
 
     def victim(self, policy: Policy) -> Sequence:
-        """Return the sequence that loses its row first, a background one if possible. At least one must be running."""
-        return policy.victim(self.background or self)
+        """Return the sequence that loses its row first, if possible one that gives way. At least one must run."""
+        return policy.victim(self.giving_way or self)
 
     def _decodes_no_more(self, seq: Sequence) -> None:
         del self.decodes[seq]

@@ -18,10 +18,8 @@ from penstock.config import Config
 from penstock.core.kv.kv_pages import Start
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
-from penstock.core.kv.tiers import TierTotals
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.admissions import Admissions
-from penstock.core.scheduling.background import make_room
 from penstock.core.scheduling.drafting import Drafting
 from penstock.core.scheduling.launches import Launches
 from penstock.core.scheduling.part import Ending, Parts
@@ -40,7 +38,6 @@ from penstock.core.scheduling.step_record import (
     waiting_reasons,
 )
 from penstock.core.scheduling.suspects import Suspects, bring
-from penstock.core.scheduling.swapping import make_swapping
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.scheduling.yielding import Yielding
 from penstock.core.sequences.intake import QueueBound, Refusal, check_request
@@ -49,7 +46,7 @@ from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.drafts import DraftLengths, DraftRoom
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
-from penstock.core.steps.prefill_pace import PrefillPace, PromptRoom, chunk_for_stages
+from penstock.core.steps.prefill_pace import PrefillPace, Room, chunk_for_stages
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
     AddRequest,
@@ -80,8 +77,8 @@ class Scheduler:
         self.step_size = StepSize(options)
         self.queue_bound = QueueBound(options, self.waiting)
         self.ended: Deltas = {}  # ends of requests that waited, until `take_ended`
-        self.pace = PrefillPace(options.max_prefill_ms, learns=limits.num_host_pages > 0)
-        self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
+        self.pace = PrefillPace(options.max_prefill_ms)
+        self.snapshot_totals = SnapshotTotals()
         self.trials = Trials()
         self.parts = Parts(())
         self._set_limits(limits)
@@ -97,11 +94,10 @@ class Scheduler:
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
         self.drafting.follow(limits)
         self.kv = make_pages(
-            limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self.options.enable_prefix_caching, tier_totals=self.tier_totals,
+            limits.num_pages, limits.page_size, limits.window_groups,
+            enable_prefix_caching=self.options.enable_prefix_caching,
             has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
-        self._swapping = swapping = make_swapping(self.options.preemption, self.kv.tiers, limits, self.pace)
         self.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
         self.parts = Parts.of(self, self.parts)
@@ -110,9 +106,7 @@ class Scheduler:
         self._admissions = Admissions(
             self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.parts
         )
-        self._yielding = Yielding(
-            self.waiting, self.running, self.policy, self._admissions, swapping, self.totals, self._vacate
-        )
+        self._yielding = Yielding(self.waiting, self.running, self.parts, self._admissions, self.totals, self._vacate)
         self._launches = Launches(
             self.running, self.kv, self.parts, self._yielding.preempt, self.totals,
             has_drafts=self.drafting.lengths is not None,
@@ -135,8 +129,6 @@ class Scheduler:
             return refusal
         if now:
             self.kv.now = now
-        if request.is_background:
-            self.pace.learn()  # beside others it gets time that must be known
         for arriving in self.parts.arriving:
             if refusal := arriving(request, now):
                 return refusal
@@ -326,14 +318,17 @@ class Scheduler:
         if self.parts.advance or self.suspects.groups:
             self._advance()
         running, launches, builder = self.running, self._launches, PlanBuilder()
-        background_us = self._make_way() if self.waiting.num_seqs or running.background else None
+        if self.waiting.num_seqs and (self.policy.preempts or running.giving_way or not running.num_free_rows):
+            self._yielding.make_way()
+        for planning in self.parts.planning:
+            planning()
         admitted: list[Admission] = []
         decodes, starts = launches.decodes(builder)
         num_decodes = len(running.decodes)
         lengths = self.drafting.lengths
         num_drafts = [] if lengths is None else self._add_drafts(builder, lengths, decodes)
         if running.prefills or self.waiting.num_seqs:
-            room = self._room_for_prompts(starts, num_drafts, background_us)
+            room = self._room_for_prompts(starts, num_drafts)
             if running.prefills:
                 launches.prefills(builder, room, is_alone=not starts and not self.in_flight)
             if self.waiting.num_seqs:
@@ -390,13 +385,6 @@ class Scheduler:
             for ending in advance(is_idle=is_idle):
                 self._end(*ending, self.ended)
 
-    def _make_way(self) -> float | None:
-        """Preempt for the head of the queue; return the microseconds for background prompts, if they are limited."""
-        running = self.running
-        if self.waiting.num_seqs and (self.policy.preempts or running.background or not running.num_free_rows):
-            self._yielding.make_way()
-        return make_room(running, self.waiting, self.pace)
-
     def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
         """Let the worker draft tokens; prompts keep nearly all their room."""
         running, most = self.running, self.limits.max_num_batched_tokens
@@ -405,7 +393,7 @@ class Scheduler:
         room = DraftRoom.of_step(most, len(running), self._launches.num_context, has_prompts, is_awaited)
         return builder.add_drafts(lengths, room, decodes, self.kv)
 
-    def _room_for_prompts(self, starts: list[int], num_drafts: ListOf[int], background_us: float | None) -> PromptRoom:
+    def _room_for_prompts(self, starts: list[int], num_drafts: ListOf[int]) -> Room:
         """The room that the decodes at these positions, with so many drafts each, leave for prompts."""
         running, num_stages = self.running, self.limits.num_stages
         # All decodes may be in one step again, and so may draining sequences if drafts assumed right are rejected.
@@ -416,9 +404,11 @@ class Scheduler:
             most = min(most, chunk_for_stages(num_pending, num_stages))
         drafts_us = self.drafting.added_us(num_drafts) if num_drafts else 0.0
         room = self.pace.room(most, starts, self.parts.longest_step_us, drafts_us)
-        return PromptRoom(room, background_us, self.pace)
+        for divide in self.parts.divide:
+            divide(room)
+        return room
 
-    def _admit(self, builder: PlanBuilder, room: PromptRoom, admitted: list[Admission]) -> None:
+    def _admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission]) -> None:
         """Let waiting sequences enter rows, and note why the next one does not."""
         if self.running.num_free_rows:
             for check_head in self.parts.check_head:
@@ -479,8 +469,9 @@ class Scheduler:
                     self.limits = replace(self.limits, max_drafts=0)
             self.pace.note(step, result, drafts_us)
             self.accounts.settle(step, result.num_forward_us, self.pace.step_time.rates, self.kv.now, outcome)
-        if result.num_copied_pages and self._swapping is not None:
-            self._swapping.note(result)
+        if result.num_copied_pages:
+            for copied in self.parts.copied:
+                copied(result)
         for stepped in self.parts.stepped:
             stepped(step)
         told = self.settling.apply(step, result, tokens, counts)

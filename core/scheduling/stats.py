@@ -4,14 +4,13 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.kv.tiers import Tiers
 from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import EngineStats, HostTierStats
+from penstock.ipc.messages import EngineStats
 
 
 @dataclass(slots=True)
@@ -75,27 +74,9 @@ def engine_stats(
         waiting_reasons=waiting_reasons(waiting, blocked_by),
         waiting_tenants=waiting.tenants(),
         max_turns=max_turns,
-        host_tier=None if kv.tiers is None else _host_tier_stats(kv.tiers, limits.page_bytes),
         failed_tiers=limits.failed_tiers,
         num_prefill_tokens=num_prefill,
         drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
         snapshots=None if kv.snapshots is None else kv.snapshots.stats(),
         **parts.stats(),
-    )
-
-
-def _host_tier_stats(tiers: Tiers, page_bytes: int) -> HostTierStats:
-    host, totals = tiers.host, tiers.totals
-    return HostTierStats(
-        num_free_pages=host.num_free,
-        num_cached_pages=host.num_cached,
-        num_held_pages=host.num_held,
-        num_demoted_pages=totals.num_demoted_pages,
-        num_lost_pages=totals.num_lost_pages,
-        num_promoted_pages=totals.num_promoted_pages,
-        num_swapped_out=totals.num_swapped_out,
-        num_swapped_in=totals.num_swapped_in,
-        num_bytes_to_host=totals.num_pages_to_host * page_bytes,
-        num_bytes_from_host=totals.num_pages_from_host * page_bytes,
-        num_copy_us=totals.num_copy_us,
     )

@@ -38,14 +38,13 @@ def duration_text(us: float) -> str:
 
 
 class Blocked:
-    """Why the head of the queue, and with it all others, gets no row in a step; batches have reasons of their own."""
+    """Why the head of the queue, and with it all others, gets no row in a step; parts have reasons of their own."""
 
     BUDGET = "token budget"
     NO_ROW = "no free row"
     NO_PAGES = "no free pages"
     NO_PAGES_SINCE = "no free pages since a preemption"
     TARGETS = "targets of those that run"
-    OTHERS = "others are served first"
 
 
 class Admission(Struct, frozen=True, gc=False):

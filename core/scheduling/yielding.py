@@ -1,6 +1,6 @@
 """Preemption in favour of waiting sequences: running ones give up their rows and pages.
 
-Background work yields first (`background.py`). Other sequences yield for two reasons:
+What gives way to all others yields first (`Request.gives_way`). Other sequences yield for two reasons:
 
 By level: under a policy that preempts, its victim yields if it is on a higher level.
 
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from penstock.core.scheduling.admissions import Admissions
+from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.policy import Policy
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Preemption
-from penstock.core.scheduling.swapping import Swapping
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 
@@ -38,26 +38,25 @@ class Yielding:
     """Preempts sequences of one worker in favour of others."""
 
     __slots__ = (
-        "_admissions", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
-        "_vacate", "_waiting", "preempted",
+        "_admissions", "_nobody_yields_to", "_policy", "_running", "_saves", "_totals", "_vacate", "_waiting",
+        "preempted",
     )  # fmt: skip
 
     def __init__(
         self,
         waiting: WaitingQueue,
         running: RunningSet,
-        policy: Policy,
+        parts: Parts,
         admissions: Admissions,
-        swapping: Swapping | None,
         totals: Totals,
         vacate: Callable[[Sequence, bool], None],
     ) -> None:
         """`vacate` takes a sequence out of its row and puts it back into the queue, at its end if the flag is set."""
         self._waiting = waiting
         self._running = running
-        self._policy = policy
+        self._policy = parts.policy
+        self._saves = parts.saves
         self._admissions = admissions
-        self._swapping = swapping
         self._totals = totals
         self._vacate = vacate
         self.preempted: list[Preemption] = []  # since the last plan
@@ -69,12 +68,12 @@ class Yielding:
         state = (head, running.num_entered, running.num_left, self._waiting.num_changes)
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
-        if running.background and not head.request.is_background and self._admissions.lacks_room(head):
+        if self._comes_first(head) and self._admissions.lacks_room(head):
             if not self._admissions.has_all_made(head):
                 return
-            while running.background and self._admissions.lacks_room(head):
-                reason = f"{head.request_id}/{head.sequence_idx} comes before work in the background"
-                self.preempt(running.victim(policy), reason)
+            while running.giving_way and self._admissions.lacks_room(head):
+                first = running.victim(policy)
+                self.preempt(first, f"{head.request_id}/{head.sequence_idx} comes before {first.request.gives_way}")
                 self._admissions.favour(head)
             return
         if policy.preempts and not head.request.is_overdue:
@@ -97,6 +96,12 @@ class Yielding:
                     return
         self._nobody_yields_to = state
 
+    def _comes_first(self, head: Sequence) -> bool:
+        """Whether some running sequence gives way to the head of the queue: not if it is to end first."""
+        if not self._running.giving_way or head.request.gives_way:
+            return False
+        return self._running.victim(self._policy).request.level > head.request.level
+
     def preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
         """Take back a running sequence's row and pages, and put it back into the queue.
 
@@ -108,7 +113,7 @@ class Yielding:
         seq.account.num_preemptions += 1
         if not at_end:
             self._admissions.hold()
-        is_swapped = self._swapping is not None and self._swapping.swap_out(seq)
+        is_swapped = any(saves(seq) for saves in self._saves)
         self.preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason, is_swapped))
         self._vacate(seq, at_end)
 

@@ -45,10 +45,6 @@ Key = tuple[float, ...]
 """What a policy sorts requests by; all keys of a policy have the same length, and contain no NaN."""
 
 
-BACKGROUND: Key = (inf,)
-"""Begins the level of background requests: behind all others, whose level begins with a finite number or is empty."""
-
-
 class Request:
     """What a client asked for. Holds only its live sequences; finished ones are forgotten."""
 
@@ -62,6 +58,7 @@ class Request:
         "embedding_ids",
         "first_token_at",
         "first_token_due",
+        "gives_way",
         "grammar_id",
         "group",
         "handover_from",
@@ -98,8 +95,9 @@ class Request:
     def __init__(self, message: AddRequest, owner: Owner, max_model_len: int, now: float = 0.0) -> None:
         self.request_id = message.request_id
         self.owner = owner
-        self.is_background = message.is_background
-        self.base_level: Key = BACKGROUND if message.is_background else ()
+        self.is_background = message.is_background  # whether no client waits for it
+        self.gives_way = ""  # if it yields row and pages to all that do not: as what
+        self.base_level: Key = ()
         """Precedes the key in the level. With batches it begins with 0 in the running batch, and with 1 elsewhere."""
         self.level: Key = self.base_level  # then its key under the policy: lower runs first and is preempted last
         self.priority = message.priority

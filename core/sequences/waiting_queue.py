@@ -399,7 +399,7 @@ class WaitingQueue:
     def _count(self, seq: Sequence, change: int) -> None:
         self.num_seqs += change
         self.num_tokens += change * len(seq.token_ids)
-        if seq.request.is_background:
+        if seq.request.gives_way:
             return  # no other request waits for its turn
         name = (seq.request.tenant, seq.request.group)
         had = self._groups.get(name, 0)

@@ -5,11 +5,12 @@ Before anything is known, and where a prediction would be far from past steps, c
 one that has returned.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from math import inf, sqrt
 from operator import mul
 
-from penstock.core.sequences.sequence import Sequence
+from penstock.core.sequences.sequence import Request
 from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
 from penstock.ipc.messages import StepResult
 
@@ -149,15 +150,30 @@ def chunk_for_stages(num_pending: int, num_stages: int) -> int:
 
 
 class Room:
-    """The room left for prompts in a step."""
+    """The room left for prompts in a step. Some requests may get only a part of it (`limit`)."""
 
-    __slots__ = ("_num_us", "_pace", "num_tokens")
+    __slots__ = ("_num_us", "_pace", "_parts", "num_tokens")
 
     def __init__(self, num_tokens: int, num_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
         """`num_us`: time for prompts, in addition to the decodes; None for unlimited."""
         self.num_tokens = num_tokens
+        """Most tokens, whatever time they take."""
         self._num_us = num_us
         self._pace = pace
+        self._parts: list[tuple[Callable[[Request], bool], Room]] = []
+
+    def limit(self, is_limited: Callable[[Request], bool], part: "Room") -> None:
+        """Let these requests have only a part of the room."""
+        self._parts.append((is_limited, part))
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there may be requests that get only a part."""
+        return bool(self._parts)
+
+    def is_limited(self, request: Request) -> bool:
+        """Whether the request gets only a part."""
+        return any(is_limited(request) for is_limited, _ in self._parts)
 
     def tokens_from(self, start: int) -> int:
         """Return how many tokens a chunk from this position may have; 0 if there is no room."""
@@ -165,44 +181,22 @@ class Room:
             return self.num_tokens
         return min(self.num_tokens, self._pace.tokens_within(self._num_us, start))
 
-    def use(self, start: int, num_new: int) -> None:
-        """A chunk was launched."""
+    def tokens_for(self, request: Request, start: int) -> int:
+        """Return how many tokens the request's chunk from `start` on may have; 0 if there is no room."""
+        most = self.tokens_from(start)
+        for is_limited, part in self._parts:
+            if is_limited(request):
+                most = min(most, part.tokens_for(request, start))
+        return most
+
+    def use(self, request: Request, start: int, num_new: int) -> None:
+        """A chunk of the request was launched."""
         self.num_tokens -= num_new
         if self._num_us is not None and self._pace is not None:
             self._num_us -= self._pace.chunk_us(start, num_new)
-
-
-class PromptRoom:
-    """The room for chunks of prompts in a step. Background requests beside others get only a part of it."""
-
-    __slots__ = ("all", "background")
-
-    def __init__(self, room: Room, background_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
-        """`background_us`: time for background prompts; None: they are treated like all others."""
-        self.all = room
-        self.background = None if background_us is None else Room(room.num_tokens, background_us, pace)
-
-    @property
-    def num_tokens(self) -> int:
-        """Most tokens, whatever time they take."""
-        return self.all.num_tokens
-
-    def is_limited(self, seq: Sequence) -> bool:
-        """Whether the sequence gets only the background's part."""
-        return self.background is not None and seq.request.is_background
-
-    def tokens_for(self, seq: Sequence, start: int) -> int:
-        """Return how many tokens the sequence's chunk from `start` on may have; 0 if there is no room."""
-        most = self.all.tokens_from(start)
-        if self.background is not None and seq.request.is_background:
-            return min(most, self.background.tokens_from(start))
-        return most
-
-    def use(self, seq: Sequence, start: int, num_new: int) -> None:
-        """A chunk was launched."""
-        self.all.use(start, num_new)
-        if self.background is not None and seq.request.is_background:
-            self.background.use(start, num_new)
+        for is_limited, part in self._parts:
+            if is_limited(request):
+                part.use(request, start, num_new)
 
 
 class PrefillPace:

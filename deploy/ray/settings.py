@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from penstock.config import Config, ConfigError
 from penstock.config.flags import config_from, flags
-from penstock.config.options import check_tiers
 from penstock.config.parser import unknown_flag
 from penstock.models.finding.registry import served_model_names
 
@@ -102,6 +101,4 @@ def _config(options: dict[str, Any]) -> Config:
         if name in _NOT_OURS.get(known[name], ()):
             raise ConfigError(f"{name} has no effect on Ray Serve: {_WHY[known[name]]}")
     num_ranks = config_from(Namespace(**options), {}).parallel.num_ranks
-    config = config_from(Namespace(**({"launcher": "ray"} if num_ranks > 1 else {}) | options), {})
-    check_tiers(config)
-    return config
+    return config_from(Namespace(**({"launcher": "ray"} if num_ranks > 1 else {}) | options), {})

@@ -50,14 +50,14 @@ def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pa
         placement=placement_digest(part),
         num_snapshots=plan.num_snapshots,
         state_bytes=part.state_bytes,
-        **_of_host_tier(config, host_pages),
+        **_of_host_pages(host_pages),
     )
 
 
-def _of_host_tier(config: Config, host_pages: HostPages | None) -> dict[str, Any]:
+def _of_host_pages(host_pages: HostPages | None) -> dict[str, Any]:
     if host_pages is not None:
         return {"num_host_pages": host_pages.num_pages, "host_copy_speed": host_pages.copy_speed()}
-    return {"failed_tiers": ("host",)} if config.worker.host_kv_gib else {}
+    return {}
 
 
 def _types(loaded: Loaded) -> str:

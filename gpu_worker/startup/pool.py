@@ -52,7 +52,7 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     if device.torch_device.type == "cuda":
         budget -= sum(kind.device_bytes(config, loaded.model) for kind in brought("worker", WorkerPart))
         budget -= int(worker.state_snapshots_gib * _GIB) if takes_snapshots else 0
-    if (worker.host_kv_gib or _needs_host_pages(config)) and device.lanes() is not None:
+    if (_host_bytes(config) or _needs_host_pages(config)) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, loaded.kv_type))
     draft_page_bytes = 0 if drafter is None else drafter.page_bytes
     size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)
@@ -79,7 +79,7 @@ def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: i
 
     If there is no memory for them, serving goes on without.
     """
-    num_bytes = int(config.worker.host_kv_gib * _GIB)
+    num_bytes = _host_bytes(config)
     if not num_bytes and _needs_host_pages(config):
         num_bytes = _staging_bytes(config, kv.page_bytes, max_model_len)
     if not num_bytes:
@@ -98,6 +98,10 @@ def make_host_pages(config: Config, kv: KVPool, device: Device, max_model_len: i
         seconds=round(time.monotonic() - began, 2),
     )
     return host_pages
+
+
+def _host_bytes(config: Config) -> int:
+    return sum(kind.host_bytes(config) for kind in brought("worker", WorkerPart))
 
 
 def _needs_host_pages(config: Config) -> bool:

@@ -41,15 +41,16 @@ from penstock.lab.simulation.plot import check_plot, draw
 from penstock.lab.simulation.simulator import StuckError
 from penstock.lab.simulation.study import Load, Machine, Measured, Result, compare, measured, planned_machine
 from penstock.parts.batching.options import BatchingOptions
+from penstock.parts.host.options import HostOptions
 from penstock.parts.policies.options import PolicyOptions
 from penstock.parts.policies.scheduler.registry import POLICIES
 from penstock.parts.recording.options import RecordingOptions
 
 _GROUPS = ("scheduler", "worker", "model")
-_WHOLE = ("scheduler", PolicyOptions.part, BatchingOptions.part)
+_WHOLE = ("scheduler", HostOptions.part, PolicyOptions.part, BatchingOptions.part)
 """Groups of options that a simulation honours."""
 
-_BESIDE = {"max_model_len", "num_pages", "host_kv_gib", "step_trace"}
+_BESIDE = {"max_model_len", "num_pages", "step_trace"}
 """Options outside of these groups that a simulation honours."""
 
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (

@@ -23,6 +23,7 @@ from penstock.lab.simulation.roofline import RooflineDevice
 from penstock.lab.simulation.simulator import Simulator, messages
 from penstock.lab.simulation.step_traces import read_trace
 from penstock.models.state_limits import num_empty_pages, num_snapshots
+from penstock.parts.host.options import HostOptions
 from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.scheduler.step_trace import StepTrace
 
@@ -66,7 +67,8 @@ class Machine(NamedTuple):
         max_model_len = min(config.model.max_model_len or self.max_model_len, self.max_model_len)
         num_pages = config.worker.num_pages or self._num_pages(config, max_model_len)
         page_bytes = round(self.kv_bytes_per_token * options.page_size)
-        if config.worker.host_kv_gib and not page_bytes:
+        host_bytes = config.of(HostOptions).num_bytes
+        if host_bytes and not page_bytes:
             raise ConfigError(
                 "--host-kv-gib: the size of a page is unknown; a step trace does not say, a recording does"
             )
@@ -89,7 +91,7 @@ class Machine(NamedTuple):
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             page_bytes=page_bytes,
-            num_host_pages=int(config.worker.host_kv_gib * _GIB / page_bytes) if page_bytes else 0,
+            num_host_pages=host_bytes // page_bytes if page_bytes else 0,
             host_copy_speed=int(self.copy_speed),
             num_stages=len(self.device.stages),
             state_bytes=self.state_bytes,

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from penstock.config.groups.base import Shown
 from penstock.config.options import Config
-from penstock.config.part_options import PartOptions
+from penstock.config.part_options import PartOptions, part_options
 
+_HOST = "host"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
 
 
@@ -56,6 +57,8 @@ class DiskOptions(PartOptions, frozen=True):
             tier = self.tier
         except ValueError as error:
             return f"--disk-kv {self.disk_kv!r}: {error}"
+        if tier and _HOST not in part_options():
+            return f"--disk-kv: the part {_HOST!r} is missing, through whose pages those of the disk come and go"
         if tier and config.parallel.num_ranks > 1:
             return f"--disk-kv: an engine of {config.parallel.num_ranks} workers has no disk tier; --host-kv-gib works"
         return ""

@@ -12,6 +12,7 @@ from penstock.config.engines import of_engine
 from penstock.config.flags import config_from, flags, flags_of
 from penstock.config.foreign_flags import unknown_variables
 from penstock.config.parser import Parser
+from penstock.parts.disk.options import DiskOptions
 from tests.parts.distribution import install
 from tests.parts.toy.options import ToyOptions
 
@@ -94,3 +95,14 @@ def test_without_the_part_its_options_are_unknown(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit):
         parse("--toy-word", "hi")
     assert config_from(argparse.Namespace(toy_word="hi"), {}) == Config()
+
+
+def test_a_disk_tier_is_refused_without_the_host_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages have no other way: the option would be ignored."""
+    given = argparse.Namespace(disk_kv="/kv:1")
+    assert config_from(given, {}).of(DiskOptions).disk_kv == "/kv:1"
+    others = tuple(package for package in parts.packages() if not package.endswith(".host"))
+    monkeypatch.setattr(parts, "packages", lambda: others)
+    parts._listed.cache_clear()
+    with pytest.raises(ConfigError, match="--disk-kv: the part 'host' is missing"):
+        config_from(given, {})

@@ -32,10 +32,11 @@ from penstock.ipc.messages import (
 )
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers
+from penstock.parts.host.options import HostOptions
 from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.policies.options import PolicyOptions
 from tests.core.fake_worker import FakeWorker, Guess, Scores
@@ -183,12 +184,13 @@ def scores_in(table: TokenLogprobs) -> list[Scores]:
 
 
 def make_config(**options: object) -> Config:
-    """Options of the scheduler, and of the parts that order its requests."""
-    of_policy, of_batching = (
+    """Options of the scheduler, of its host tier, and of the parts that order its requests."""
+    of_host, of_policy, of_batching = (
         {name: options.pop(name) for name in kind.__struct_fields__ if name in options}
-        for kind in (PolicyOptions, BatchingOptions)
+        for kind in (HostOptions, PolicyOptions, BatchingOptions)
     )
     config = Config(scheduler=SchedulerOptions(**options))  # type: ignore[arg-type]
+    config = config.with_options(HostOptions(**of_host))  # type: ignore[arg-type]
     return config.with_options(PolicyOptions(**of_policy), BatchingOptions(**of_batching))  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.sequence import Key, Request
+from penstock.core.steps.prefill_pace import Room
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.batching.scheduler.registry import make_batching
 from penstock.parts.batching.scheduler.static import Static
@@ -69,7 +70,7 @@ class Batches(SchedulerPart):
         if not request.is_live:
             self._members.pop(request, None)
 
-    def why_not(self, request: Request) -> str:
+    def why_not(self, request: Request, room: Room) -> str:
         if request in self._members:
             return ""
         return RUNS if self._members else FILLS

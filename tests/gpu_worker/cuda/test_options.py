@@ -26,6 +26,7 @@ from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.formats import writers
 from tests.gpu_worker.formats.reference import QuantizedReference
 from tests.gpu_worker.formats.writers import Writer
+from tests.parts.host.test_host_moves import totals_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -143,7 +144,7 @@ def test_the_host_tier(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, kv: st
     if kv == "auto":
         for prompt, (first, _) in zip(PROMPTS, expected, strict=False):
             assert greedy_errors(model, prompt, first)[0] == []
-    totals, tiers = engine.scheduler.totals, engine.scheduler.tier_totals
+    totals, tiers = engine.scheduler.totals, totals_of(engine.scheduler)
     assert totals.num_preemptions > 0
     assert tiers.num_promoted_pages > 0
     assert kind == "auto" or tiers.num_swapped_in == totals.num_preemptions

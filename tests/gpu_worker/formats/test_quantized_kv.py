@@ -19,8 +19,8 @@ from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.lab.planning.costs import kv_head_bytes
 from penstock.models.check import check_checkpoint
 from penstock.models.finding.registry import open_checkpoint
-from penstock.parts.disk import scheduler as disk_moves
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler import moves as disk_moves
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -28,6 +28,7 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import make_checkpoint as make_by_transformers
 from tests.kernels.pairs import every
+from tests.parts.host.test_host_moves import totals_of
 
 Make = Callable[..., Checkpoint]
 
@@ -79,7 +80,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         assert together(engine) == expected
     assert engine.scheduler.totals.num_preemptions > 0
     if kind == "swap":
-        assert engine.scheduler.tier_totals.num_swapped_in == engine.scheduler.totals.num_preemptions
+        assert totals_of(engine.scheduler).num_swapped_in == engine.scheduler.totals.num_preemptions
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])

@@ -18,6 +18,7 @@ from tests.gpu_worker.families.run import check
 from tests.gpu_worker.families.schedules import Schedule
 from tests.gpu_worker.families.table import CASES
 from tests.kernels.pairs import every
+from tests.parts.host.test_host_moves import totals_of
 
 PROMPTS = prompts((1, 45, 17, 64, 133), seed=1)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -66,9 +67,9 @@ def test_tokens_do_not_depend_on_tiers(
     assert scheduler.kv.tiers is not None
     assert scheduler.kv.tiers.host.num_held == 0
     if kind == "swap" and gib == GIB:
-        assert scheduler.tier_totals.num_swapped_in == scheduler.totals.num_preemptions
+        assert totals_of(scheduler).num_swapped_in == scheduler.totals.num_preemptions
     if cached and gib == GIB:
-        assert scheduler.tier_totals.num_promoted_pages > 0
+        assert totals_of(scheduler).num_promoted_pages > 0
 
 
 @pytest.mark.parametrize(

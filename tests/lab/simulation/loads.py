@@ -58,11 +58,10 @@ def simulator(
     seed: int = 0,
     trace: StepTrace | None = None,
     num_pages: int = 0,
-    host_kv_gib: float = 0.0,
     **options: object,
 ) -> Simulator:
     on = on or machine()
-    config = replace(make_config(**options), worker=WorkerOptions(num_pages=num_pages, host_kv_gib=host_kv_gib))
+    config = replace(make_config(**options), worker=WorkerOptions(num_pages=num_pages))
     requests = Load(arrivals).requests(on)
     return Simulator(
         *(config, on.hello(config), on.device, on.timing, arrivals, requests),

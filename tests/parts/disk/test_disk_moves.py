@@ -13,17 +13,18 @@ import msgspec
 import pytest
 
 import tests.core.driver
-from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.scheduling import part
 from penstock.core.sequences.limits import WorkerLimits
-from penstock.parts.disk import scheduler as disk_moves
 from penstock.parts.disk.messages import DiskContents
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler import moves as disk_moves
+from penstock.parts.disk.scheduler.disk_tier import DiskTier
+from penstock.parts.disk.scheduler.moves import DiskMoves
+from penstock.parts.host.scheduler.host import Host
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
-from tests.core.kv.test_tiers import KINDS, returning_requests, with_host
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import check_outputs, random_limits, random_trace
+from tests.parts.host.test_host_moves import KINDS, returning_requests, with_host
 
 NUM_SEEDS = 12
 
@@ -197,7 +198,7 @@ def test_a_slow_disk_is_not_waited_for() -> None:
 
 def test_a_request_is_not_held_any_more_once_the_worker_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other parts there are: the answer will not come."""
-    monkeypatch.setattr(part, "brought", lambda file, base: (DiskMoves,))
+    monkeypatch.setattr(part, "brought", lambda file, base: (Host, DiskMoves))
     driver = quiet(Driver(make_limits(num_host_pages=20, num_disk_places=50)))
     prompt = list(range(50))
     run_alone(driver, "first", prompt)

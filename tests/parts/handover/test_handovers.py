@@ -25,9 +25,9 @@ from penstock.parts.handover.scheduler.arrivals import Arrivals
 from penstock.parts.handover.scheduler.handovers import Handovers
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
-from tests.core.kv.test_tiers import returning_requests, with_host
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import check_outputs, random_limits
+from tests.parts.host.test_host_moves import returning_requests, with_host
 
 NUM_SEEDS = 900 if "PENSTOCK_SOAK" in os.environ else 18
 AT = "prefill"  # the address

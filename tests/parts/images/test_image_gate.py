@@ -17,15 +17,15 @@ from penstock.core.scheduling.suspects import suspect_ids
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
-from penstock.parts.disk import scheduler as disk_moves
+from penstock.parts.disk.scheduler import moves as disk_moves
 from penstock.parts.images.messages import DropEmbedding, ImageEncoded
 from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.recording.lines import Encoded
 from tests.core.driver import EMBEDDING_BYTES, Driver, make_limits, make_request
-from tests.core.kv.test_tiers import with_host
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_requests, random_trace
 from tests.parts.disk.test_disk_moves import quiet, restarted, run_alone, with_disk
+from tests.parts.host.test_host_moves import with_host
 from tests.parts.recording.test_recorder import RecordedDriver
 
 PLACEHOLDER = 7

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.parts.policies.scheduler.registry import POLICIES
-from tests.core.kv.test_tiers import KINDS, returning_requests, with_host
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_requests, random_trace
 from tests.faults.soak import IS_SOAK
+from tests.parts.host.test_host_moves import KINDS, returning_requests, with_host
 
 NUM_SEEDS = 120 if IS_SOAK else 6
 OWN = [name for name in POLICIES if name != "fcfs"]

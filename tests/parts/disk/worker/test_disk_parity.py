@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from penstock.ipc.messages import SamplingParams
-from penstock.parts.disk import scheduler as disk_moves
-from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.disk.scheduler import moves as disk_moves
+from penstock.parts.disk.scheduler.moves import DiskMoves
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import structlog
 
 from penstock.core.kv.content_keys import node_key, page_content, window_key
-from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
+from penstock.core.kv.lower_tier import LowerTier
 from penstock.core.kv.page_pool import MISSING, CacheNode
-from penstock.core.kv.tiers import Tiers
 from penstock.core.scheduling.answers import FromOne
 from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import DISK, count_text, duration_text
@@ -37,6 +36,7 @@ from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import DiskStats, Message
 from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
 from penstock.parts.disk.messages import DiskContents, DropStoredKV, KVLoaded, KVStored, LoadKV, StoreKV
+from penstock.parts.disk.scheduler.disk_tier import DiskTier
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler
@@ -489,7 +489,7 @@ class DiskMoves(SchedulerPart):
         return of_moves + [page for fetch in self._fetches.values() for page in fetch.held]
 
     @property
-    def _tiers(self) -> Tiers:
+    def _tiers(self) -> LowerTier:
         assert self._kv.tiers is not None, "a disk tier needs host pages"
         return self._kv.tiers
 
@@ -521,6 +521,3 @@ def _path_to(node: CacheNode | None) -> list[CacheNode]:
 
 def _split(keys: bytes) -> list[bytes]:
     return [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)]
-
-
-PARTS = (DiskMoves,)

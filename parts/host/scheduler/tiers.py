@@ -13,11 +13,11 @@ longer change, and no result is awaited for them.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from penstock.core.kv.content_keys import node_key, page_content, window_key
 from penstock.core.kv.holder import Holder
 from penstock.core.kv.host_tier import HostTier
+from penstock.core.kv.lower_tier import Swapped
 from penstock.core.kv.page_copies import PageCopies
 from penstock.core.kv.page_pool import MISSING, CacheNode, PrefixCache, PrefixHit, host_ref
 from penstock.core.kv.window_pages import WindowPages
@@ -36,19 +36,6 @@ class TierTotals:
     num_pages_to_host: int = 0  # all copies
     num_pages_from_host: int = 0
     num_copy_us: int = 0  # the worker's time for them
-
-
-class Swapped(NamedTuple):
-    """The host pages of a preempted sequence."""
-
-    num_tokens: int  # settled tokens
-    page_ids: list[int]  # host pages with all these positions
-    window_page_ids: tuple[list[int], ...]  # for each further group, those that position `num_tokens` sees
-
-    @property
-    def all_pages(self) -> list[int]:
-        """The pages of all groups, the last ones first."""
-        return [*(page for pages in self.window_page_ids for page in pages), *reversed(self.page_ids)]
 
 
 class Tiers:

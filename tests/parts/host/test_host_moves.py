@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from penstock.core.scheduling.invariants import check_invariants
+from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import FROM_HOST, TO_HOST, AddRequest, StepResult
+from penstock.parts.host.scheduler.host import Host
+from penstock.parts.host.scheduler.tiers import TierTotals
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.kv.test_window_pages import window_limits
@@ -24,6 +27,13 @@ from tests.core.scheduling.test_scheduler_traces import random_limits, random_re
 
 KINDS = ("recompute", "swap", "auto")
 NUM_SEEDS = 45
+
+
+def totals_of(scheduler: Scheduler) -> TierTotals:
+    """What its host tier has moved."""
+    host = scheduler.parts.get(Host)
+    assert host is not None
+    return host.totals
 
 
 def with_host(make: Callable[[Random], WorkerLimits]) -> Callable[[Random], WorkerLimits]:
@@ -77,7 +87,7 @@ def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
 def test_the_traces_reach_what_they_are_for() -> None:
     totals: Counter[str] = Counter()
     for seed in range(NUM_SEEDS, NUM_SEEDS + 27):
-        totals.update(asdict(tier_trace(seed).scheduler.tier_totals))
+        totals.update(asdict(totals_of(tier_trace(seed).scheduler)))
     del totals["num_copy_us"]  # the fake worker has no clock
     assert min(totals.values()) > 5, totals
 
@@ -101,7 +111,7 @@ def test_an_evicted_prefix_comes_back_from_the_host() -> None:
     for i, prompt in enumerate(prompts):
         assert run_alone(driver, f"again-{i}", prompt) == 28
     assert driver.worker.num_computed - num_computed == 5 * (4 + 1)
-    totals = driver.scheduler.tier_totals
+    totals = totals_of(driver.scheduler)
     assert totals.num_promoted_pages == totals.num_pages_from_host == driver.worker.num_from_host > 0
     assert totals.num_demoted_pages == totals.num_pages_to_host == driver.worker.num_to_host
     assert totals.num_demoted_pages <= 5 * 8 + 5, "what the host has already is not copied there again"
@@ -170,7 +180,7 @@ def crowded(preemption: str, *, num_host_pages: int = 200, **options: Any) -> Dr
 def test_a_swapped_sequence_computes_nothing_again(caching: bool, depth: int) -> None:
     driver = crowded("swap", enable_prefix_caching=caching, pipeline_depth=depth)
     driver.run()
-    totals = driver.scheduler.tier_totals
+    totals = totals_of(driver.scheduler)
     assert totals.num_swapped_in == totals.num_swapped_out == driver.scheduler.totals.num_preemptions > 0
     num_in_flight = driver.scheduler.totals.num_dropped_tokens
     assert driver.worker.num_computed <= 4 * 79 + num_in_flight + totals.num_swapped_in * depth
@@ -181,7 +191,7 @@ def test_a_swapped_sequence_computes_nothing_again(caching: bool, depth: int) ->
     recomputing = crowded("recompute", enable_prefix_caching=caching, pipeline_depth=depth)
     recomputing.run()
     assert recomputing.outputs == driver.outputs
-    assert recomputing.scheduler.tier_totals.num_swapped_out == 0
+    assert totals_of(recomputing.scheduler).num_swapped_out == 0
     if not caching:
         assert recomputing.worker.num_computed > driver.worker.num_computed
 
@@ -190,7 +200,7 @@ def test_without_room_on_the_host_it_is_computed_again() -> None:
     driver = crowded("swap", num_host_pages=2, enable_prefix_caching=False)
     driver.run()
     assert driver.scheduler.totals.num_preemptions > 0
-    assert driver.scheduler.tier_totals.num_swapped_out == 0
+    assert totals_of(driver.scheduler).num_swapped_out == 0
     assert len(driver.finished) == 4
 
 
@@ -209,7 +219,7 @@ def test_an_abort_gives_the_host_pages_back() -> None:
 
 def test_a_dead_worker_takes_the_host_pages_with_it() -> None:
     driver = crowded("swap")
-    while not driver.scheduler.tier_totals.num_swapped_out:
+    while not totals_of(driver.scheduler).num_swapped_out:
         driver.step()
     driver.reset_worker()
     tiers = driver.scheduler.kv.tiers
@@ -223,7 +233,7 @@ def test_a_dead_worker_takes_the_host_pages_with_it() -> None:
 def test_a_worker_without_the_tier_takes_over() -> None:
     """Its memory could not be had: streams go on without it."""
     driver = crowded("swap")
-    while not driver.scheduler.tier_totals.num_swapped_out:
+    while not totals_of(driver.scheduler).num_swapped_out:
         driver.step()
     driver.reset_worker(replace(driver.limits, num_host_pages=0))
     assert driver.scheduler.kv.tiers is None
@@ -237,7 +247,7 @@ def test_siblings_fork_and_swap() -> None:
     request = make_request("r", list(range(30)), 40, n=4, seed=5)
     driver.add(request)
     driver.run()
-    assert driver.scheduler.tier_totals.num_swapped_in > 0
+    assert totals_of(driver.scheduler).num_swapped_in > 0
     assert driver.worker.num_copies > 0
     for idx in range(4):
         assert driver.outputs["r", idx] == solo_run(list(range(30)), request.sampling, idx, driver.limits)
@@ -271,4 +281,4 @@ def test_auto_takes_what_costs_less(speed: int, measured_us: int, most: int) -> 
     driver.run()
     num_preemptions = driver.scheduler.totals.num_preemptions
     assert num_preemptions > 2
-    assert driver.scheduler.tier_totals.num_swapped_out == min(most, num_preemptions)
+    assert totals_of(driver.scheduler).num_swapped_out == min(most, num_preemptions)

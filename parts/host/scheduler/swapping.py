@@ -4,23 +4,16 @@
 its tokens, as `PrefillPace` has learned it. Until both are known, it copies.
 """
 
-from penstock.config.options import PreemptionKind
-from penstock.core.kv.tiers import Tiers
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.prefill_pace import PrefillPace
 from penstock.ipc.messages import StepResult
+from penstock.parts.host.options import PreemptionKind
+from penstock.parts.host.scheduler.tiers import Tiers
 
 _FORGETTING = 0.9
 _NUM_FIRST_PAGES = 16
 """The copy speed that the worker measures at its start has the weight of a step that copied this many pages."""
-
-
-def make_swapping(
-    kind: PreemptionKind, tiers: Tiers | None, limits: WorkerLimits, pace: PrefillPace
-) -> "Swapping | None":
-    """Return the `Swapping` of a worker; None without a host tier."""
-    return None if tiers is None else Swapping(kind, tiers, limits, pace)
 
 
 class Swapping:

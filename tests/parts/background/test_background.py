@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.scheduling.background import make_room
+from penstock.parts.background.scheduler import Background
 from penstock.parts.policies.scheduler.registry import POLICIES
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.scheduling.test_preemption import preempted
@@ -44,6 +44,19 @@ def test_rows_and_pages_are_yielded(policy: str, depth: int) -> None:
     driver.run()
     assert next(iter(driver.finished))[0] == "chat"
     assert {name[:4] for name, _ in preempted(driver)} == {"back"}
+    check_outputs(driver)
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic", "length-aware"])
+def test_rows_of_a_batch_are_not_yielded_to_those_that_must_wait_for_its_end(batching: str) -> None:
+    driver = Driver(make_limits(max_num_seqs=1, num_pages=48, max_model_len=128), batching=batching)
+    driver.add(make_request("back", PROMPT, 20, is_background=True))
+    for _ in range(10):
+        driver.step()
+    driver.add(make_request("chat", [99, *PROMPT], 10))
+    driver.run(200)
+    assert [name for name, _ in driver.finished] == ["back", "chat"]
+    assert not preempted(driver)
     check_outputs(driver)
 
 
@@ -114,7 +127,10 @@ def test_what_a_step_has_left_is_a_tenth() -> None:
     for number in range(1, 60):  # a millisecond, and 50 us for each row
         time.learn((1.0, number / 64, number * 9 / 65536, 16 / 256, 16 * 8 / 262144), 1000 + 50 * number + 16)
     assert time.is_known
-    left = make_room(scheduler.running, scheduler.waiting, scheduler.pace)
+    background = scheduler.parts.get(Background)
+    assert background is not None
+    background.planning()
+    left = background.left_us
     assert left is not None
     assert 0 < left <= 0.1 * scheduler.pace.decodes_us(20, 20 * 20)
     driver.step()

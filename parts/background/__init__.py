@@ -1,0 +1,1 @@
+"""Work that no client waits for, in the room that others leave (docs/batches.md)."""
