@@ -22,8 +22,8 @@ class DraftTotals:
     _guessed_of_late: float = 0.0
     _accepted_of_late: float = 0.0
 
-    def note(self, outcome: DraftOutcome, saved_us: float) -> tuple[int, int]:
-        """Count a step with drafts that has returned; return how many tokens it guessed, and how many were accepted."""
+    def note(self, outcome: DraftOutcome, saved_us: float) -> None:
+        """Count a step with drafts that has returned."""
         self.num_steps += 1
         self.draft_us += outcome.num_draft_us
         self.saved_us += saved_us
@@ -45,7 +45,6 @@ class DraftTotals:
         self.num_accepted += num_accepted
         self._guessed_of_late = self._guessed_of_late * _MEMORY + num_guessed
         self._accepted_of_late = self._accepted_of_late * _MEMORY + num_accepted
-        return num_guessed, num_accepted
 
     def stats(self, drafter: str, *, is_on: bool) -> DraftStats:
         """Return them as they are sent to the frontends."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.kv.tiers import Tiers
-from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.limits import WorkerLimits
@@ -37,10 +36,8 @@ def engine_stats(
     kv: KVPages,
     totals: Totals,
     blocked_by: str,
-    drafts: DraftTotals,
     parts: Parts,
     *,
-    has_drafter: bool,
     max_turns: int,
     is_ready: bool,
 ) -> EngineStats:
@@ -78,7 +75,6 @@ def engine_stats(
         host_tier=None if kv.tiers is None else _host_tier_stats(kv.tiers, limits.page_bytes),
         failed_tiers=limits.failed_tiers,
         num_prefill_tokens=num_prefill,
-        drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
         snapshots=None if kv.snapshots is None else kv.snapshots.stats(),
         **parts.stats(),
     )

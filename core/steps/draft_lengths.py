@@ -21,7 +21,7 @@ from math import ceil
 from penstock.core.sequences.acceptance import RowAcceptance, ServerAcceptance
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.draft_costs import DraftCosts
-from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom
+from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom, FixedLengths
 
 _SHARE = 0.012  # of all time may go to guesses that do not pay
 _FIRST_BALANCE, _MOST_BALANCE, _LEAST_BALANCE = 3.0, 6.0, -10.0
@@ -40,10 +40,10 @@ _LEARN_WITH_EVERY = 4  # one step with guesses in so many, once costs are known
 _LEAST_GAIN = 0.2  # least tokens that a guess must bring while its cost is unknown
 
 
-def draft_lengths(most: int, before: DraftLengths | None) -> DraftLengths | None:
+def draft_lengths(most: int, before: DraftLengths) -> DraftLengths:
     """Lengths for a worker that guesses up to `most` tokens per row; `before`: those of an earlier worker."""
     if not most:
-        return None
+        return FixedLengths(0)
     if isinstance(before, AdaptiveLengths) and before.most == most:
         return before
     return AdaptiveLengths(most)

@@ -48,6 +48,12 @@ class DraftOutcome(NamedTuple):
     num_us: int  # the device's time for the whole step, and its wait for the plan; 0: unknown
     num_draft_us: int  # part of it that went into guessing
 
+    @property
+    def sums(self) -> tuple[int, int]:
+        """How many tokens were guessed in all, and how many of them were right."""
+        pairs = zip(self.num_guessed, self.num_tokens, strict=True)
+        return sum(self.num_guessed), sum(max(0, num_tokens - 1) for guessed, num_tokens in pairs if guessed)
+
 
 class DraftLengths(Protocol):
     """Decides how many tokens are guessed."""

@@ -40,6 +40,7 @@ from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.policies.options import PolicyOptions
 from tests.core.fake_worker import FakeWorker, Guess, Scores
 from tests.parts.disk.fake_disk import FakeDisk
+from tests.parts.drafts.lengths import drafting_of
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
@@ -196,7 +197,7 @@ def make_scheduler(config: Config, limits: WorkerLimits, *, peers: Peers | None 
     """`peers`: prefill engines, as `Arrivals` knows them."""
     scheduler = Scheduler(config, limits)
     if limits.max_drafts:
-        scheduler.drafting.lengths = FixedLengths(limits.max_drafts)
+        drafting_of(scheduler).lengths = FixedLengths(limits.max_drafts)
     handovers = scheduler.parts.get(Handovers)
     if peers is not None and handovers is not None:
         handovers.arrivals.peers = peers

@@ -19,6 +19,7 @@ from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.ipc.messages import SamplingParams
 from penstock.models.drafts.check import check_drafter
 from tests.gpu_worker.engine_in_process import Engine, make_config
+from tests.parts.drafts.lengths import drafting_of
 
 NUM_GUESSED = 3
 
@@ -125,7 +126,7 @@ def test_the_bundled_head_is_small_and_guesses_well(
     option = speculative("eagle", Path("demo"))
     check_drafter(make_config(MODEL_DIR, **option))
     engine = Engine(MODEL_DIR, **option)
-    engine.scheduler.drafting.lengths = FixedLengths(NUM_GUESSED)
+    drafting_of(engine.scheduler).lengths = FixedLengths(NUM_GUESSED)
     asked, said = zip(*(prompt_and_answer(text) for text in texts[1]), strict=True)
     sampling = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.0, stop_token_ids=(tokenizer.eos_token_id,))
     before = engine.scheduler.totals.num_steps
@@ -150,7 +151,7 @@ def test_the_engine_guesses_as_training_does(
     engine = Engine(MODEL_DIR, **option)
     drafter = engine.runner._drafter
     assert drafter is not None
-    engine.scheduler.drafting.lengths = FixedLengths(NUM_GUESSED)
+    drafting_of(engine.scheduler).lengths = FixedLengths(NUM_GUESSED)
     guess, found = drafter.guess, list[tuple[int, list[int]]]()
 
     def note(rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:

@@ -218,8 +218,9 @@ def test_where_no_time_is_known_it_goes_by_what_was_right() -> None:
 
 
 def test_a_new_worker_is_guessed_for_as_before() -> None:
-    assert draft_lengths(0, None) is None
-    first = draft_lengths(4, None)
+    nothing = draft_lengths(0, FixedLengths(4))
+    assert list(nothing.lengths(make_rows(2), DraftRoom(8, 0))) == []
+    first = draft_lengths(4, nothing)
     assert isinstance(first, AdaptiveLengths)
     assert draft_lengths(4, first) is first
     assert draft_lengths(2, first) is not first

@@ -26,6 +26,7 @@ from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.formats import writers
 from tests.gpu_worker.formats.reference import QuantizedReference
 from tests.gpu_worker.formats.writers import Writer
+from tests.parts.drafts.lengths import drafting_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -158,7 +159,7 @@ def test_drafts(checkpoint: Make, tmp_path: Path, name: str) -> None:
     asked = [GREEDY, SEEDED, GREEDY, GREEDY]
     expected = Engine(folder, **options).run(texts, asked)
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path / "draft"), **options)
-    always = engine.scheduler.drafting.lengths = Always(engine.hello.max_drafts)
+    always = drafting_of(engine.scheduler).lengths = Always(engine.hello.max_drafts)
     assert engine.run(texts, asked) == expected
     for i in (0, 2, 3):
         assert greedy_errors(model, texts[i], expected[i][0])[0] == []

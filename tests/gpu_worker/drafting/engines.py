@@ -10,6 +10,7 @@ from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.engine_in_process import Engine
+from tests.parts.drafts.lengths import drafting_of
 
 NUM_NEW = 16
 PROMPTS = prompts((3, 45, 17, 64), seed=1)
@@ -34,7 +35,7 @@ def with_head(head: Path, count: int = 3, method: str = "eagle") -> dict[str, st
 
 def spied(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """Let it guess in every step; notes each text that is guessed after, and the guesses."""
-    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
+    drafting_of(engine.scheduler).lengths = FixedLengths(engine.hello.max_drafts)
     drafter, noted = engine.runner._drafter, []
     assert drafter is not None
     guess = drafter.guess
@@ -64,7 +65,7 @@ def check_exact(plain: Engine, engine: Engine) -> None:
 
 def check_steps(plain: Engine, engine: Engine, num_drafts: int) -> None:
     """All guesses are right, if there are some in every step."""
-    engine.scheduler.drafting.lengths = FixedLengths(num_drafts)
+    drafting_of(engine.scheduler).lengths = FixedLengths(num_drafts)
     for sampling in (GREEDY, replace(GREEDY, temperature=0.9, seed=5)):
         before = plain.scheduler.totals.num_steps, engine.scheduler.totals.num_steps
         assert engine.run(PROMPTS, sampling) == plain.run(PROMPTS, sampling)

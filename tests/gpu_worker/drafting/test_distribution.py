@@ -15,6 +15,7 @@ from tests.faults.soak import sized
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.parts.drafts.lengths import drafting_of
 
 VOCAB_SIZE, NUM_NEW = 8, 4
 NUM_SEQUENCES = sized(1000, 25_000)
@@ -51,7 +52,7 @@ def test_the_distribution_is_the_models(checkpoint: Callable[..., Checkpoint], t
     options = schedule(4096, 16, 1, num_tokens=64 * 32) | {"max_num_seqs": 64}
     sampling = [SamplingParams(max_tokens=NUM_NEW, temperature=TEMPERATURE, seed=i) for i in range(NUM_SEQUENCES)]
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
-    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
+    drafting_of(engine.scheduler).lengths = FixedLengths(engine.hello.max_drafts)
     texts = texts_of(engine, sampling)
     assert texts == texts_of(Engine(folder, **options), sampling)
     exact = probabilities(model, NUM_NEW)

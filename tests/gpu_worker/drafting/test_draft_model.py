@@ -22,6 +22,7 @@ from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.world import PROMPT, World
 from tests.kernels.pairs import every
+from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
 NUM_NEW = 24
@@ -58,7 +59,7 @@ class Drafting(Engine):
     def __init__(self, folder: Path, draft: Path, num_drafts: int = 3, *, of_draft: Any = (), **options: Any) -> None:
         speculative = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": num_drafts}
         super().__init__(folder, speculative_config=json.dumps(speculative | dict(of_draft)), **options)
-        self.lengths = self.scheduler.drafting.lengths = Lengths(num_drafts)
+        self.lengths = drafting_of(self.scheduler).lengths = Lengths(num_drafts)
 
     @property
     def drafter(self) -> DraftModel:

@@ -12,7 +12,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
@@ -26,6 +25,7 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.remembered import RememberedTrees
 from tests.kernels.pairs import every
+from tests.parts.drafts.lengths import draft_always
 
 Make = Callable[..., Checkpoint]
 NUM_NEW = 24
@@ -51,7 +51,7 @@ def with_trees(engine: Engine, texts: list[list[int]]) -> list[int]:
 
     engine.runner._compute = note  # type: ignore[method-assign, assignment]
     engine.runner.draft_with(partial(RememberedTrees, texts))
-    engine.scheduler.drafting.lengths = FixedLengths(RememberedTrees.max_drafts)
+    draft_always(engine.scheduler, RememberedTrees.max_drafts)
     return num_nodes
 
 
@@ -139,7 +139,7 @@ def test_each_node_has_the_logits_of_its_path(checkpoint: Make, kernels: str, kv
     engine = Engine(folder, **options)
     found = watch(engine)
     engine.runner.draft_with(OneTree)
-    engine.scheduler.drafting.lengths = FixedLengths(OneTree.max_drafts)
+    draft_always(engine.scheduler, OneTree.max_drafts)
     engine.run(PROMPTS, replace(GREEDY, max_tokens=10))
     in_trees = found[1].split(1 + OneTree.max_drafts)
     paths = DraftTree(0, 0, OneTree.token_ids, OneTree.parents).paths()

@@ -1,6 +1,5 @@
 """The real worker verifies drafts: whatever is guessed, the tokens are those of the plain run."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -12,7 +11,6 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.gpu_worker.drafting.guarded import Guarded, guarded
@@ -26,6 +24,7 @@ from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.remembered import Remembered
+from tests.parts.drafts.lengths import draft_always
 
 Make = Callable[..., Checkpoint]
 NUM_NEW = 24
@@ -53,7 +52,7 @@ def check(folder: Path, sampling: tuple[SamplingParams, ...], **options: Any) ->
     ids = [engine.add(prompt, params) for prompt, params in zip(PROMPTS, sampling, strict=True)]
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
     engine.runner.draft_with(partial(Remembered, known))
-    engine.scheduler.drafting.lengths = FixedLengths(3)
+    draft_always(engine.scheduler, 3)
     engine.drain()
     assert [[engine.outputs[name, 0]] for name in ids] == expected
     assert any(plan.num_drafts for plan in plans)
@@ -91,12 +90,11 @@ def test_a_drafter_that_fails_is_switched_off_and_the_scheduler_told(checkpoint:
     engine = Engine(folder, **options)
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
     engine.runner.draft_with(partial(guarded, partial(Failing, known)))
-    engine.scheduler.drafting.lengths = FixedLengths(3)
-    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, max_drafts=3, drafter="failing")
+    draft_always(engine.scheduler, 3)
     assert engine.run(PROMPTS, SAMPLING) == expected
     told = engine.scheduler.stats().drafts
     assert told is not None
-    assert (told.drafter, told.is_on) == ("failing", False)
+    assert (told.drafter, told.is_on) == ("of a test", False)
     assert told.num_steps < engine.scheduler.totals.num_steps / 2
     assert told.num_guessed >= told.num_accepted > 0
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.drafting.forced import OnlyForced
 from penstock.gpu_worker.drafting.lookup.ngram import NgramDrafter
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.ipc.messages import SamplingParams, SequenceDelta
+from penstock.ipc.messages import DraftStats, SamplingParams, SequenceDelta
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.remembered import Remembered
 from tests.gpu_worker.world import EOS, PROMPT, World
+from tests.parts.drafts.lengths import draft_always
 from tests.parts.grammars.worker.random_schemas import random_schema
 
 Make = Callable[[RowState], Drafter]
@@ -82,20 +82,20 @@ def run(
     names = {engine.add(PROMPT, params, N): name for name, params in requests.items()}
     if make is not None:
         engine.runner.draft_with(make)
-        engine.scheduler.drafting.lengths = FixedLengths(k)
+        draft_always(engine.scheduler, k)
     num_steps = 0
     while engine.has_work:
         num_steps += 1
         for delta in engine.step().deltas:
             engine._take(delta)
-    totals = engine.scheduler.drafting.totals
+    told = engine.scheduler.stats().drafts or DraftStats("", is_on=False)
 
     def by_name(found: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
         return {(names[request], i): each for (request, i), each in found.items()}
 
-    told = by_name(engine.outputs), by_name(engine.scores), by_name(engine.errors)
+    found = by_name(engine.outputs), by_name(engine.scores), by_name(engine.errors)
     num_deltas = Counter(by_name(engine.num_deltas))
-    return Outcome(*told, num_deltas, num_steps, totals.num_guessed, totals.num_accepted)
+    return Outcome(*found, num_deltas, num_steps, told.num_guessed, told.num_accepted)
 
 
 def remembering(*outcomes: Outcome) -> Make:

@@ -38,6 +38,7 @@ from tests.gpu_worker.drafting.engines import (
     with_head,
 )
 from tests.gpu_worker.engine_in_process import Engine, make_config, schedule
+from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
 
@@ -86,7 +87,7 @@ def test_one_native_call_guesses_what_several_do(checkpoint: Make, tmp_path: Pat
         if not is_native:
             head._native = None
         outputs = engine.run(PROMPTS, sampling)
-        engine.scheduler.drafting.lengths = Seldom(20)
+        drafting_of(engine.scheduler).lengths = Seldom(20)
         found.append((outputs, engine.run(SHORT, sampling), noted))
     assert found[0] == found[1]
     assert {len(guesses) for _, guesses in found[0][2]} > {2, 3, 5}
@@ -124,7 +125,7 @@ def test_guesses_pause(checkpoint: Make, tmp_path: Path, interval: int) -> None:
     head, params = load_file(tmp_path / "model.safetensors"), replace(GREEDY, max_tokens=200)
     plain, engine = Engine(folder), Engine(folder, **with_head(tmp_path))
     noted = spied(engine)
-    engine.scheduler.drafting.lengths = Seldom(interval)
+    drafting_of(engine.scheduler).lengths = Seldom(interval)
     assert engine.run(PROMPTS[:2], params) == plain.run(PROMPTS[:2], params)
     assert len(noted) >= 2 * (200 // interval)
     assert all(guesses for _, guesses in noted)

@@ -18,6 +18,7 @@ from tests.gpu_worker.drafting.eagle_heads import count_up, forget_context, writ
 from tests.gpu_worker.drafting.engines import GREEDY, PROMPTS, check_steps, spied, with_head
 from tests.gpu_worker.drafting.medusa_heads import CONFIG, NUM_BLOCKS, NUM_HEADS, heads
 from tests.gpu_worker.engine_in_process import Engine, make_config
+from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
 
@@ -129,7 +130,7 @@ def test_the_right_path_of_a_tree_is_taken(tmp_path: Path, checkpoint: Make, ker
     plain = Engine(tmp_path / "model", cpu_kernels=kernels)
     engine = Engine(tmp_path / "model", cpu_kernels=kernels, **with_tree(tmp_path / "head", tree, 6))
     assert engine.hello.max_drafts == 6
-    engine.scheduler.drafting.lengths = FixedLengths(6)
+    drafting_of(engine.scheduler).lengths = FixedLengths(6)
     assert engine.run(PROMPTS, GREEDY) == plain.run(PROMPTS, GREEDY)
     # At the end of a request fewer nodes are guessed than the path needs.
     assert engine.scheduler.totals.num_steps <= 4 + plain.scheduler.totals.num_steps // 4

@@ -17,6 +17,7 @@ from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
 
@@ -77,7 +78,7 @@ def test_tokens_are_those_of_plain_decoding(
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
     always = Always(engine.hello.max_drafts)
     if is_always:
-        engine.scheduler.drafting.lengths = always
+        drafting_of(engine.scheduler).lengths = always
     for _ in range(1 + cached):
         assert engine.run(PROMPTS, SAMPLING, n=2) == plain
     if is_always and not is_tight:
@@ -95,5 +96,5 @@ def test_logprobs_are_those_of_plain_decoding(checkpoint: Make, tmp_path: Path, 
     sampling = [replace(params, num_logprobs=3, prompt_logprobs=1) for params in SAMPLING]
     expected = Engine(folder, **options).run(PROMPTS, sampling)
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path), **options)
-    engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
+    drafting_of(engine.scheduler).lengths = FixedLengths(engine.hello.max_drafts)
     assert engine.run(PROMPTS, sampling) == expected

@@ -12,6 +12,7 @@ from penstock.ipc.messages import AddRequest, SamplingParams
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.drafting.test_drafts import Make
 from tests.gpu_worker.engine_in_process import Engine, make_config
+from tests.parts.drafts.lengths import drafting_of
 
 PROMPT = prompts((24,))[0]
 NUM_NEW = 40
@@ -30,7 +31,7 @@ def ask(
     request_id = f"{before}-{salt}"
     engine.outputs[request_id, 0] = []
     assert engine.add_request(AddRequest(request_id, pack_int32(prompt), sampling, cache_salt=salt)) is None
-    engine.scheduler.drafting.lengths = FixedLengths(6)  # as many as there are, whether they pay or not
+    drafting_of(engine.scheduler).lengths = FixedLengths(6)  # as many as there are, whether they pay or not
     engine.drain()
     return engine.outputs[request_id, 0], engine.scheduler.totals.num_steps - before
 
