@@ -22,11 +22,11 @@ from transformers import PreTrainedTokenizerFast
 
 from bench.local_engine import LocalEngine
 from bench.machine import command, commit, machine
-from penstock.core.steps.drafts import FixedLengths
 from penstock.demo.evaluate import MAX_NEW_TOKENS, MODEL_DIR
 from penstock.demo.held_out import held_out_conversations
 from penstock.ipc.messages import SamplingParams
 from penstock.parts.drafts.scheduler.drafting import Drafting
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 
 PLAIN = "none"
 _SEED = 5

@@ -14,7 +14,6 @@ from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.limits import WorkerLimits
-from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
@@ -33,6 +32,7 @@ from penstock.ipc.messages import (
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
 from penstock.parts.disk.scheduler import DiskMoves
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers

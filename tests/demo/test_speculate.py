@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.demo.evaluate import MAX_NEW_TOKENS, MODEL_DIR
 from penstock.demo.speculate.answers import Batch, Text, batches, held_out_texts, training_texts
 from penstock.demo.speculate.draft import DraftTraining
@@ -18,6 +17,7 @@ from penstock.demo.speculate.training import Acceptance, acceptance, count_right
 from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.ipc.messages import SamplingParams
 from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.engine_in_process import Engine, make_config
 from tests.parts.drafts.lengths import drafting_of
 

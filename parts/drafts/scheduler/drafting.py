@@ -5,16 +5,17 @@ from collections.abc import Sequence as ListOf
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.scheduling.results import sampling_rows, time_of
 from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.draft_lengths import draft_lengths
-from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom, FixedLengths
-from penstock.core.steps.forced_lengths import ForcedLengths
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import DraftStats, StepResult
+from penstock.parts.drafts.scheduler.adaptive import draft_lengths
+from penstock.parts.drafts.scheduler.forced import ForcedLengths
+from penstock.parts.drafts.scheduler.lengths import DraftLengths, FixedLengths
+from penstock.parts.drafts.scheduler.totals import DraftTotals
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.scheduler import Scheduler

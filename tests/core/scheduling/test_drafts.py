@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.scheduling.scheduler import Deltas, UnexpectedResultError
-from penstock.core.steps.draft_lengths import AdaptiveLengths
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import StepResult
+from penstock.parts.drafts.scheduler.adaptive import AdaptiveLengths
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import Row, next_token, solo_run
 from tests.core.kv.test_window_pages import window_limits

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from penstock.core.steps.drafts import DraftOutcome, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.drafting.eagle_heads import write_eagle, write_eagle3, write_head
 from tests.gpu_worker.drafting.medusa_heads import CONFIG, heads
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.engine_in_process import Engine
 from tests.parts.drafts.lengths import drafting_of

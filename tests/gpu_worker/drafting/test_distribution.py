@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.faults.soak import sized
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative

@@ -11,12 +11,13 @@ import torch
 from msgspec.structs import replace
 
 from penstock.config import ConfigError
-from penstock.core.steps.drafts import DraftOutcome, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.gpu_worker.drafting.draft_model import drafter as draft_model
 from penstock.gpu_worker.drafting.draft_model.drafter import DraftModel
 from penstock.gpu_worker.drafting.draft_model.validity import _digest
 from penstock.gpu_worker.drafting.guarded import Guarded
 from penstock.ipc.messages import SamplingParams, StepResult
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule

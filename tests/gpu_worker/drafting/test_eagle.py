@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from penstock.config import ConfigError
-from penstock.core.steps.drafts import DraftRoom, FixedLengths
+from penstock.core.steps.drafts import DraftRoom
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.drafting.heads.eagle import NUM_KEPT, HeadDrafter
 from penstock.ipc.messages import SamplingParams
 from penstock.models.drafts.check import check_drafter
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.eagle_heads import (

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.config import ConfigError
-from penstock.core.steps.drafts import FixedLengths
 from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.eagle_heads import count_up, forget_context, write_head
 from tests.gpu_worker.drafting.engines import GREEDY, PROMPTS, check_steps, spied, with_head

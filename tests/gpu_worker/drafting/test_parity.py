@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.config import ConfigError
-from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.drafting.test_drafts import Make
 from tests.gpu_worker.engine_in_process import Engine, make_config

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import DraftOutcome, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint

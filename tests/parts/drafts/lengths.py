@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.steps.drafts import FixedLengths
 from penstock.parts.drafts.scheduler.drafting import Drafting
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 
 
 def drafting_of(scheduler: Scheduler | None) -> Drafting:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence as ListOf
 
 from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
+from penstock.parts.drafts.scheduler.lengths import DraftLengths
 
 
 class ForcedLengths(DraftLengths):

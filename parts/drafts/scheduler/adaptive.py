@@ -5,7 +5,7 @@ expects of it. The guesses of all rows are taken in order of what they bring, up
 
     (R + what the guesses bring) / (T + what they cost)
 
-with measured times (`draft_costs.py`). The more rows a step has, the more a position costs, because the device is then
+with measured times (`costs.py`). The more rows a step has, the more a position costs, because the device is then
 bound by compute rather than by reading weights. So a server under load stops guessing by itself.
 
 The estimates may be wrong, and rows change. So guesses that seem not to pay are tried again, rarely. A ledger bounds
@@ -18,10 +18,11 @@ speed.
 from collections.abc import Sequence as ListOf
 from math import ceil
 
-from penstock.core.sequences.acceptance import RowAcceptance, ServerAcceptance
 from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.draft_costs import DraftCosts
-from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
+from penstock.parts.drafts.scheduler.acceptance import RowAcceptance, ServerAcceptance
+from penstock.parts.drafts.scheduler.costs import DraftCosts
+from penstock.parts.drafts.scheduler.lengths import DraftLengths, FixedLengths
 
 _SHARE = 0.012  # of all time may go to guesses that do not pay
 _FIRST_BALANCE, _MOST_BALANCE, _LEAST_BALANCE = 3.0, 6.0, -10.0

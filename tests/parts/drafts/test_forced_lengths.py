@@ -1,8 +1,9 @@
 """Guesses are asked for where the worker has said that tokens are forced, and nowhere else."""
 
-from penstock.core.steps.drafts import DraftRoom, FixedLengths
-from penstock.core.steps.forced_lengths import ForcedLengths
-from tests.core.scheduling.test_draft_lengths import make_rows
+from penstock.core.steps.drafts import DraftRoom
+from penstock.parts.drafts.scheduler.forced import ForcedLengths
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
+from tests.parts.drafts.test_draft_lengths import make_rows
 
 
 def test_as_many_as_are_forced_and_there_is_room_for() -> None:

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from penstock.core.sequences.sequence import Request, Sequence
-from penstock.core.steps.draft_lengths import AdaptiveLengths, draft_lengths
-from penstock.core.steps.drafts import DraftOutcome, DraftRoom, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
+from penstock.parts.drafts.scheduler.adaptive import AdaptiveLengths, draft_lengths
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.core.driver import make_request
 
 Cost = Callable[[int, int, int, int], float]
