@@ -74,6 +74,17 @@ class DraftedStep:
         self._judged: tuple[npt.NDArray[np.bool_], IntArray] | None = None
         self.download: Download | None = None  # begins with int32[S'], the sampled tokens
         self.is_noted = False
+        self.of: Drafts | None = None
+
+    def drawn(self, tokens: Download) -> None:
+        """See `Expanded`."""
+        assert self.of is not None
+        self.of.drawn(self, tokens)
+
+    def finish(self, result: StepResult, row_errors: tuple[RowError, ...]) -> StepResult:
+        """See `Expanded`."""
+        assert self.of is not None
+        return self.of.finish(self, result, row_errors)
 
     def leave(self, rows: IntArray) -> None:
         """Note that other sequences have taken these rows."""
@@ -278,7 +289,7 @@ class Drafts:
         if are_some:
             rows, positions, sizes = rows[chosen], positions[chosen], sizes[chosen]
         step = DraftedStep(rows, positions, sizes, guesses.token_ids, trees, None if are_some else draws)
-        step.num_draft_us = num_draft_us
+        step.num_draft_us, step.of = num_draft_us, self
         if self._state.has_logprobs:
             step.asking = (self._state.num_logprobs[expanded.rows[expanded.sample_idx]] >= 0).nonzero()[0]
         self._steps = [before for before in self._steps if not before.is_noted]

@@ -15,10 +15,12 @@ from penstock.demo.speculate.head import Head, HeadTraining, head_config
 from penstock.demo.speculate.target import Target
 from penstock.demo.speculate.training import Acceptance, acceptance, count_right, train
 from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
+from penstock.gpu_worker.drafting.guarded import Guarded
 from penstock.ipc.messages import SamplingParams
 from penstock.models.drafts.check import check_drafter
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.engine_in_process import Engine, make_config
+from tests.parts.drafts.drafters import drafter_of
 from tests.parts.drafts.lengths import drafting_of
 
 NUM_GUESSED = 3
@@ -106,7 +108,7 @@ def test_a_draft_model_learns(
     assert acceptance(trainee, [Batch.of(texts[1], target)], NUM_GUESSED).shares[0] > 0.05
     trainee.save(tmp_path)
     engine = Engine(MODEL_DIR, **speculative("draft_model", tmp_path))
-    assert engine.runner._drafter is not None
+    assert isinstance(drafter_of(engine.runner), Guarded)
 
 
 def speculative(method: str, folder: Path) -> dict[str, str]:
@@ -149,8 +151,7 @@ def test_the_engine_guesses_as_training_does(
     option = speculative("eagle", tmp_path)
     check_drafter(make_config(MODEL_DIR, **option))
     engine = Engine(MODEL_DIR, **option)
-    drafter = engine.runner._drafter
-    assert drafter is not None
+    drafter = drafter_of(engine.runner)
     drafting_of(engine.scheduler).lengths = FixedLengths(NUM_GUESSED)
     guess, found = drafter.guess, list[tuple[int, list[int]]]()
 

@@ -10,6 +10,7 @@ from penstock.ipc.messages import SamplingParams
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.engine_in_process import Engine
+from tests.parts.drafts.drafters import drafter_of
 from tests.parts.drafts.lengths import drafting_of
 
 NUM_NEW = 16
@@ -36,8 +37,7 @@ def with_head(head: Path, count: int = 3, method: str = "eagle") -> dict[str, st
 def spied(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """Let it guess in every step; notes each text that is guessed after, and the guesses."""
     drafting_of(engine.scheduler).lengths = FixedLengths(engine.hello.max_drafts)
-    drafter, noted = engine.runner._drafter, []
-    assert drafter is not None
+    drafter, noted = drafter_of(engine.runner), []
     guess = drafter.guess
 
     def note(rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:

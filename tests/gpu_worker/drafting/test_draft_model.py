@@ -23,6 +23,7 @@ from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.world import PROMPT, World
 from tests.kernels.pairs import every
+from tests.parts.drafts.drafters import drafter_of
 from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
@@ -64,7 +65,7 @@ class Drafting(Engine):
 
     @property
     def drafter(self) -> DraftModel:
-        guarded = self.runner._drafter
+        guarded = drafter_of(self.runner)
         assert isinstance(guarded, Guarded)
         assert isinstance(guarded._drafter, DraftModel), "it has not been switched off"
         return guarded._drafter
@@ -241,7 +242,7 @@ def test_a_failing_step_switches_it_off(checkpoint: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(engine.scheduler, "process", noted)
     assert engine.run(PROMPTS, SAMPLING) == expected
     assert [error for error in errors if error] == ["RuntimeError: no more passes"]
-    guarded = engine.runner._drafter
+    guarded = drafter_of(engine.runner)
     assert isinstance(guarded, Guarded)
     assert guarded._drafter is None
     assert engine.run(PROMPTS, SAMPLING) == expected

@@ -25,6 +25,7 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.remembered import RememberedTrees
 from tests.kernels.pairs import every
+from tests.parts.drafts.drafters import draft_with
 from tests.parts.drafts.lengths import draft_always
 
 Make = Callable[..., Checkpoint]
@@ -50,7 +51,7 @@ def with_trees(engine: Engine, texts: list[list[int]]) -> list[int]:
         return compute(batch, *rest)
 
     engine.runner._compute = note  # type: ignore[method-assign, assignment]
-    engine.runner.draft_with(partial(RememberedTrees, texts))
+    draft_with(engine.runner, partial(RememberedTrees, texts))
     draft_always(engine.scheduler, RememberedTrees.max_drafts)
     return num_nodes
 
@@ -138,7 +139,7 @@ def test_each_node_has_the_logits_of_its_path(checkpoint: Make, kernels: str, kv
     options = schedule(4096, 4, 0, num_tokens=3200) | {"cpu_kernels": kernels, "kv_cache_dtype": kv}
     engine = Engine(folder, **options)
     found = watch(engine)
-    engine.runner.draft_with(OneTree)
+    draft_with(engine.runner, OneTree)
     draft_always(engine.scheduler, OneTree.max_drafts)
     engine.run(PROMPTS, replace(GREEDY, max_tokens=10))
     in_trees = found[1].split(1 + OneTree.max_drafts)

@@ -24,6 +24,7 @@ from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.remembered import Remembered
+from tests.parts.drafts.drafters import draft_with
 from tests.parts.drafts.lengths import draft_always
 
 Make = Callable[..., Checkpoint]
@@ -51,7 +52,7 @@ def check(folder: Path, sampling: tuple[SamplingParams, ...], **options: Any) ->
     engine.runner.launch = note  # type: ignore[method-assign, assignment]
     ids = [engine.add(prompt, params) for prompt, params in zip(PROMPTS, sampling, strict=True)]
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
-    engine.runner.draft_with(partial(Remembered, known))
+    draft_with(engine.runner, partial(Remembered, known))
     draft_always(engine.scheduler, 3)
     engine.drain()
     assert [[engine.outputs[name, 0]] for name in ids] == expected
@@ -89,7 +90,7 @@ def test_a_drafter_that_fails_is_switched_off_and_the_scheduler_told(checkpoint:
     expected = Engine(folder, **options).run(PROMPTS, SAMPLING)
     engine = Engine(folder, **options)
     known = [prompt + each[0] for prompt, each in zip(PROMPTS, expected, strict=True)]
-    engine.runner.draft_with(partial(guarded, partial(Failing, known)))
+    draft_with(engine.runner, partial(guarded, partial(Failing, known)))
     draft_always(engine.scheduler, 3)
     assert engine.run(PROMPTS, SAMPLING) == expected
     told = engine.scheduler.stats().drafts

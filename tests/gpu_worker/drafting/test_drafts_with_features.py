@@ -18,6 +18,7 @@ from penstock.ipc.messages import DraftStats, SamplingParams, SequenceDelta
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.remembered import Remembered
 from tests.gpu_worker.world import EOS, PROMPT, World
+from tests.parts.drafts.drafters import draft_with
 from tests.parts.drafts.lengths import draft_always
 from tests.parts.grammars.worker.random_schemas import random_schema
 
@@ -81,7 +82,7 @@ def run(
     engine = Noting(folder, **sizes, **options)
     names = {engine.add(PROMPT, params, N): name for name, params in requests.items()}
     if make is not None:
-        engine.runner.draft_with(make)
+        draft_with(engine.runner, make)
         draft_always(engine.scheduler, k)
     num_steps = 0
     while engine.has_work:

@@ -39,6 +39,7 @@ from tests.gpu_worker.drafting.engines import (
     with_head,
 )
 from tests.gpu_worker.engine_in_process import Engine, make_config, schedule
+from tests.parts.drafts.drafters import drafter_of
 from tests.parts.drafts.lengths import drafting_of
 
 Make = Callable[..., Checkpoint]
@@ -81,7 +82,7 @@ def test_one_native_call_guesses_what_several_do(checkpoint: Make, tmp_path: Pat
     for is_native in (True, False):
         engine = Engine(folder, **schedule(48, 16, 1, num_tokens=3200), **with_head(tmp_path, 5, method))
         noted = spied(engine)
-        drafter: Any = engine.runner._drafter
+        drafter: Any = drafter_of(engine.runner)
         head = drafter._drafter
         assert isinstance(head, HeadDrafter)
         assert head._native is not None

@@ -25,6 +25,7 @@ from penstock.gpu_worker.steps.stage_runner import StageRunner
 from penstock.ipc.messages import StepPlan, StepResult
 from tests.gpu_worker.engine_in_process import Engine, make_config
 from tests.gpu_worker.remembered import Remembered
+from tests.parts.drafts.drafters import draft_with
 from tests.parts.drafts.lengths import draft_always
 
 _PATIENCE = 120.0  # seconds until something is due
@@ -144,7 +145,7 @@ class StagedEngine(Engine):
         self.scheduler = Scheduler(config, limits)
         if texts is not None:
             for each in self.stages.started:
-                each.runner.draft_with(partial(Remembered, texts))
+                draft_with(each.runner, partial(Remembered, texts))
             draft_always(self.scheduler, 3)
         self._pending = deque()
         self._num_added = 0
