@@ -14,11 +14,11 @@ from penstock.demo.speculate.draft import DraftTraining
 from penstock.demo.speculate.head import Head, HeadTraining, head_config
 from penstock.demo.speculate.target import Target
 from penstock.demo.speculate.training import Acceptance, acceptance, count_right, train
-from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
-from penstock.gpu_worker.drafting.guarded import Guarded
 from penstock.ipc.messages import SamplingParams
 from penstock.models.drafts.check import check_drafter
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
+from penstock.parts.drafts.worker.drafter import Guesses, Int32Array
+from penstock.parts.drafts.worker.guarded import Guarded
 from tests.gpu_worker.engine_in_process import Engine, make_config
 from tests.parts.drafts.drafters import drafter_of
 from tests.parts.drafts.lengths import drafting_of

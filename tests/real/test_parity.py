@@ -21,9 +21,9 @@ from penstock.models.finding.registry import open_checkpoint
 from tests.e2e.servers import Server, serving
 from tests.faults.streams import Told, client, spare_is_there, told
 from tests.gpu_worker.checkpoints import greedy_errors
-from tests.gpu_worker.drafting.drafters import Always
 from tests.gpu_worker.engine_in_process import Engine
 from tests.parts.drafts.lengths import drafting_of
+from tests.parts.drafts.worker.drafters import Always
 from tests.real.conftest import FLAGS, Oracle
 from tests.real.fetched import gemma3, only_real, smollm2, the_file
 

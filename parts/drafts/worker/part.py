@@ -12,20 +12,20 @@ from penstock.config.ranks import Rank
 from penstock.config.speculative import SpeculativeConfig, speculative_config
 from penstock.gpu_worker.devices.device import Graphs
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
-from penstock.gpu_worker.drafting.drafter import Drafter
-from penstock.gpu_worker.drafting.guarded import guarded
-from penstock.gpu_worker.drafting.registry import prepare_drafter
-from penstock.gpu_worker.drafting.target import Prepared
-from penstock.gpu_worker.drafting.target import Target as DraftTarget
 from penstock.gpu_worker.models.model import HandsOutLayers
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Ahead, AheadPart, Computed, Expanded, Place, Target
-from penstock.gpu_worker.steps.draft_passes import DraftPasses
-from penstock.gpu_worker.steps.drafts import Drafts
 from penstock.gpu_worker.steps.host_step import HostBatch, Put
 from penstock.gpu_worker.steps.row_part import RowPart
-from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
+from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
+from penstock.parts.drafts.worker.drafter import Drafter
+from penstock.parts.drafts.worker.drafts import Drafts
+from penstock.parts.drafts.worker.guarded import guarded
+from penstock.parts.drafts.worker.registry import prepare_drafter
+from penstock.parts.drafts.worker.target import Prepared
+from penstock.parts.drafts.worker.target import Target as DraftTarget
+from penstock.parts.drafts.worker.trees import Moves, why_no_trees
 
 log = structlog.get_logger()
 

@@ -18,7 +18,6 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.messages import Pooling, SamplingParams, StepPlan
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.gpu_worker.drafting.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import Scored
@@ -27,6 +26,7 @@ from tests.gpu_worker.formats import writers
 from tests.gpu_worker.formats.reference import QuantizedReference
 from tests.gpu_worker.formats.writers import Writer
 from tests.parts.drafts.lengths import drafting_of
+from tests.parts.drafts.worker.drafters import DRAFTERS, Always, speculative
 
 pytestmark = [
     pytest.mark.gpu,

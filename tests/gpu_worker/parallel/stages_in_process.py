@@ -24,9 +24,9 @@ from penstock.gpu_worker.startup import loaded, start
 from penstock.gpu_worker.steps.stage_runner import StageRunner
 from penstock.ipc.messages import StepPlan, StepResult
 from tests.gpu_worker.engine_in_process import Engine, make_config
-from tests.gpu_worker.remembered import Remembered
 from tests.parts.drafts.drafters import draft_with
 from tests.parts.drafts.lengths import draft_always
+from tests.parts.drafts.worker.remembered import Remembered
 
 _PATIENCE = 120.0  # seconds until something is due
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.model_runner import ModelRunner
+from penstock.parts.drafts.worker.drafter import Drafter
 from penstock.parts.drafts.worker.part import DraftsAhead
 
 
