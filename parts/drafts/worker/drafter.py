@@ -16,6 +16,7 @@ from penstock.gpu_worker.devices.device import Graphs
 from penstock.ipc.messages import StepPlan
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 
 
 class Guesses(NamedTuple):

@@ -14,17 +14,15 @@ from penstock.gpu_worker.devices.device import Graphs
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.models.model import HandsOutLayers
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.ahead import Ahead, AheadPart, Computed, Expanded, Place, Target
+from penstock.gpu_worker.steps.ahead import Ahead, AheadPart, Expanded, Place, Target
 from penstock.gpu_worker.steps.host_step import HostBatch, Put
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
-from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
 from penstock.parts.drafts.worker.drafter import Drafter
 from penstock.parts.drafts.worker.drafts import Drafts
 from penstock.parts.drafts.worker.guarded import guarded
+from penstock.parts.drafts.worker.prepared import Prepared
 from penstock.parts.drafts.worker.registry import prepare_drafter
-from penstock.parts.drafts.worker.target import Prepared
-from penstock.parts.drafts.worker.target import Target as DraftTarget
 from penstock.parts.drafts.worker.trees import Moves, why_no_trees
 
 log = structlog.get_logger()
@@ -39,7 +37,7 @@ class DraftsPart(AheadPart):
         self.most = speculative.num_speculative_tokens
         self.page_bytes = prepared.page_bytes
         self.row_bytes = prepared.row_bytes
-        self.beside = None if prepared.computed is None else Computed(*prepared.computed)
+        self.beside = prepared.computed
 
     @classmethod
     def load(cls, target: Target) -> Self | None:
@@ -47,7 +45,7 @@ class DraftsPart(AheadPart):
         if speculative is None:
             return None
         with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):
-            return cls(speculative, prepare_drafter(speculative, DraftTarget(*target, DraftPasses)))
+            return cls(speculative, prepare_drafter(speculative, target))
 
     def attach(self, place: Place, num_pages: int, rank: Rank) -> "DraftsAhead":
         make = partial(self._make, num_pages)

@@ -22,11 +22,11 @@ from penstock.gpu_worker.devices.device import Device, Graphs, IntArray
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
 from penstock.models.description.model_config import PromptClasses
+from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
 from penstock.parts.drafts.worker.draft_model.validity import Validity
-from penstock.parts.drafts.worker.drafter import Drafter, Guesses, Int32Array, Traits
+from penstock.parts.drafts.worker.drafter import Drafter, Guesses, Int32Array, Int64Array, Traits
 from penstock.parts.drafts.worker.draws import draw
 from penstock.parts.drafts.worker.pages import DraftPages
-from penstock.parts.drafts.worker.target import Int64Array, Passes
 
 _CATCH_UP = 256
 """Tokens that a step may compute to catch up: they cost a few times what a decode costs the model itself."""
@@ -52,7 +52,7 @@ class DraftModel(Drafter):
 
     def __init__(
         self,
-        passes: Passes,
+        passes: DraftPasses,
         pages: DraftPages,
         state: RowState,
         device: Device,

@@ -11,13 +11,15 @@ from penstock.gpu_worker.devices.open import choose_dtype
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.state.kv_pool import KVType, kv_name, one_group
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.ahead import Computed, Target
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.models.drafts.draft_model import draft_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.kv_formats import kv_format_of
 from penstock.parts.drafts.worker.draft_model.drafter import Bounds, DraftModel
+from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
 from penstock.parts.drafts.worker.pages import DraftPages, draft_page_bytes
-from penstock.parts.drafts.worker.target import Computed, Prepared, Target
+from penstock.parts.drafts.worker.prepared import Prepared
 
 log = structlog.get_logger()
 
@@ -64,7 +66,7 @@ def prepare(speculative: SpeculativeConfig, target: Target) -> Prepared:
             model_vocab_size=target.model_config.vocab_size,
         )
         pages = DraftPages(group, num_pages, kv, device, has_dummy_page=device.graphs is not None)
-        passes = target.passes(model, pages.kv, state, device, dtype, bounds.max_len)
+        passes = DraftPasses(model, pages.kv, state, device, dtype, bounds.max_len)
         return DraftModel(passes, pages, state, device, bounds, parsed.prompt_classes)
 
     return Prepared(make, draft_page_bytes(group, kv), Computed(model, (group,), kv))

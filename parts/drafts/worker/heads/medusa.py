@@ -13,6 +13,7 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.stored import as_tensor
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.ahead import Target
 from penstock.ipc.messages import StepPlan
 from penstock.models.check import ModelTensors
 from penstock.models.drafts.medusa import Medusa
@@ -22,7 +23,6 @@ from penstock.parts.drafts.worker.draws import draw
 from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates
 from penstock.parts.drafts.worker.heads.matrix import Matrix, TokenMap
 from penstock.parts.drafts.worker.heads.weights import head_reader, read_matrix
-from penstock.parts.drafts.worker.target import Target
 
 
 class MedusaHeadWeights(NamedTuple):

@@ -4,6 +4,7 @@ from penstock.config.speculative import SpeculativeConfig
 from penstock.config.token_trees import token_tree
 from penstock.gpu_worker.state.kv_pool import one_group
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.ahead import Target
 from penstock.models.check import ModelTensors
 from penstock.models.description.decoder import Decoder
 from penstock.models.drafts.check import find_head
@@ -14,7 +15,7 @@ from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates
 from penstock.parts.drafts.worker.heads.medusa import MedusaDrafter, load_medusa
 from penstock.parts.drafts.worker.heads.weights import load_head
 from penstock.parts.drafts.worker.pages import DraftPages, draft_page_bytes
-from penstock.parts.drafts.worker.target import Prepared, Target
+from penstock.parts.drafts.worker.prepared import Prepared
 
 
 def prepare(config: SpeculativeConfig, target: Target) -> Prepared:

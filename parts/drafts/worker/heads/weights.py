@@ -13,12 +13,12 @@ from penstock.gpu_worker.models.loading.stored import StoredWeights, as_tensor
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
+from penstock.gpu_worker.steps.ahead import Target
 from penstock.kernels.norms import NormWeights
 from penstock.models.check import ModelTensors
 from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead, head_sources
 from penstock.models.weights.sources import LinearSource
 from penstock.parts.drafts.worker.heads.matrix import Matrix, TokenMap
-from penstock.parts.drafts.worker.target import Target
 
 
 class HeadWeights(NamedTuple):

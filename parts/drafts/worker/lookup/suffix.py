@@ -7,11 +7,12 @@ import numpy as np
 
 from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.ahead import Target
 from penstock.ipc.messages import StepPlan
 from penstock.parts.drafts.worker.drafter import Int32Array, Traits
 from penstock.parts.drafts.worker.lookup.ngram import NgramDrafter, following, last_ngram_before
 from penstock.parts.drafts.worker.lookup.recent_outputs import RecentOutputs, namespace_of
-from penstock.parts.drafts.worker.target import Prepared, Target
+from penstock.parts.drafts.worker.prepared import Prepared
 
 _MIN_SIZE = 2
 """The shortest match in the sequence itself, in tokens."""
