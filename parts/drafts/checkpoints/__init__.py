@@ -1,0 +1,36 @@
+"""The checkpoints of drafters: draft models, and heads that get a model's hidden states."""
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.config.options import Config, ConfigError
+from penstock.config.speculative import speculative_config
+from penstock.models.part import PartCheckpoints
+
+
+class DraftCheckpoints(PartCheckpoints):
+    """A draft model has a name like any model's; a head is looked up where it is read."""
+
+    @classmethod
+    def located(cls, config: Config, find: Callable[[str], str]) -> Config:
+        speculative = speculative_config(config.worker.speculative_config)
+        if speculative is None or speculative.method != "draft_model":
+            return config
+        try:
+            path = find(speculative.model)
+        except ConfigError as error:
+            raise ConfigError(f"--speculative-config: {error}") from None
+        text = msgspec.json.encode(replace(speculative, model=path)).decode()
+        return replace(config, worker=replace(config.worker, speculative_config=text))
+
+    @classmethod
+    def check(cls, config: Config, *, with_weights: bool, with_tokenizer: bool) -> None:
+        if config.worker.speculative_config:
+            from penstock.models.drafts.check import check_drafter  # few need it
+
+            check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
+
+
+PARTS = (DraftCheckpoints,)
