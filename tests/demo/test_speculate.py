@@ -15,7 +15,7 @@ from penstock.demo.speculate.head import Head, HeadTraining, head_config
 from penstock.demo.speculate.target import Target
 from penstock.demo.speculate.training import Acceptance, acceptance, count_right, train
 from penstock.ipc.messages import SamplingParams
-from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.checkpoints.check import check_drafter
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from penstock.parts.drafts.worker.drafter import Guesses, Int32Array
 from penstock.parts.drafts.worker.guarded import Guarded

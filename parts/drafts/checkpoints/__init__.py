@@ -28,7 +28,7 @@ class DraftCheckpoints(PartCheckpoints):
     @classmethod
     def check(cls, config: Config, *, with_weights: bool, with_tokenizer: bool) -> None:
         if config.worker.speculative_config:
-            from penstock.models.drafts.check import check_drafter  # few need it
+            from penstock.parts.drafts.checkpoints.check import check_drafter  # few need it
 
             check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
 

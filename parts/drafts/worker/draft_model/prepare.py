@@ -13,9 +13,9 @@ from penstock.gpu_worker.state.kv_pool import KVType, kv_name, one_group
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Computed, Target
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
-from penstock.models.drafts.draft_model import draft_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.kv_formats import kv_format_of
+from penstock.parts.drafts.checkpoints.draft_model import draft_config
 from penstock.parts.drafts.worker.draft_model.drafter import Bounds, DraftModel
 from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
 from penstock.parts.drafts.worker.pages import DraftPages, draft_page_bytes

@@ -16,8 +16,8 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
 from penstock.ipc.messages import StepPlan
 from penstock.models.check import ModelTensors
-from penstock.models.drafts.medusa import Medusa
 from penstock.models.weights.sources import LinearSource
+from penstock.parts.drafts.checkpoints.medusa import Medusa
 from penstock.parts.drafts.worker.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.parts.drafts.worker.draws import draw
 from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates

@@ -7,9 +7,9 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
 from penstock.models.check import ModelTensors
 from penstock.models.description.decoder import Decoder
-from penstock.models.drafts.check import find_head
-from penstock.models.drafts.head import DraftHead
-from penstock.models.drafts.medusa import Medusa
+from penstock.parts.drafts.checkpoints.check import find_head
+from penstock.parts.drafts.checkpoints.head import DraftHead
+from penstock.parts.drafts.checkpoints.medusa import Medusa
 from penstock.parts.drafts.worker.heads.eagle import NUM_KEPT, HeadDrafter
 from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates
 from penstock.parts.drafts.worker.heads.medusa import MedusaDrafter, load_medusa

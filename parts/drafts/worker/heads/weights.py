@@ -16,8 +16,8 @@ from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.steps.ahead import Target
 from penstock.kernels.norms import NormWeights
 from penstock.models.check import ModelTensors
-from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead, head_sources
 from penstock.models.weights.sources import LinearSource
+from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead, head_sources
 from penstock.parts.drafts.worker.heads.matrix import Matrix, TokenMap
 
 

@@ -13,8 +13,8 @@ from penstock.config.groups.parallel import ParallelOptions
 from penstock.config.groups.worker import WorkerOptions
 from penstock.config.options import validate
 from penstock.config.speculative import speculative_config
-from penstock.models.drafts.check import check_drafter
 from penstock.models.finding.located import located
+from penstock.parts.drafts.checkpoints.check import check_drafter
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.checkpoints import edit_config
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.config import ConfigError
-from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.checkpoints.check import check_drafter
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, make_config, schedule
 from tests.parts.drafts.worker.eagle_heads import eagle3_guesses, write_eagle3

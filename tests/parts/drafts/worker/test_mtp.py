@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.config import ConfigError
-from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.checkpoints.check import check_drafter
 from tests.gpu_worker.checkpoints import edit_config
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, make_config, schedule

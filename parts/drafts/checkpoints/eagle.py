@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from penstock.config.options import ConfigError
 from penstock.models.description.decoder import Decoder, Entry, Norm
 from penstock.models.description.names import Names
-from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead
 from penstock.models.families.registry import parse_model_config
 from penstock.models.files.source import StoredTensor
+from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead
 
 LAYERS_OF = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose layers heads may use."""

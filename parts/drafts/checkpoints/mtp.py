@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.config.options import ConfigError
 from penstock.models.description.decoder import Decoder, Entry, Norm
-from penstock.models.drafts.head import DraftHead
+from penstock.parts.drafts.checkpoints.head import DraftHead
 
 
 def prefix(model: Decoder) -> str:

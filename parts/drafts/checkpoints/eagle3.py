@@ -11,10 +11,10 @@ from typing import Any
 from penstock.config.options import ConfigError
 from penstock.models.description.decoder import Decoder, Entry
 from penstock.models.description.names import Names
-from penstock.models.drafts.eagle import from_entry, layers_of
-from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead
 from penstock.models.files.source import StoredTensor
 from penstock.models.parsing.json_fields import JsonFields
+from penstock.parts.drafts.checkpoints.eagle import from_entry, layers_of
+from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead
 
 IGNORED = ("t2d", "rotary_emb.", "layers.0.self_attn.rotary_emb.")
 """Beginnings of the names of tensors that follow from others."""

@@ -10,15 +10,15 @@ from penstock.config.token_trees import token_tree
 from penstock.models.check import ModelTensors
 from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
-from penstock.models.drafts import eagle, eagle3, medusa, mtp
-from penstock.models.drafts.draft_model import check_draft_model
-from penstock.models.drafts.head import TOKEN_OFFSETS, DraftHead, head_shapes
-from penstock.models.drafts.medusa import Medusa, medusa_shapes
-from penstock.models.drafts.tensors import check_token_ids, head_tensors
 from penstock.models.families.registry import parse_model_config
 from penstock.models.files.source import Checkpoint, StoredTensor
 from penstock.models.finding.located import find_local
 from penstock.models.finding.registry import demo_path, open_checkpoint, open_model
+from penstock.parts.drafts.checkpoints import eagle, eagle3, medusa, mtp
+from penstock.parts.drafts.checkpoints.draft_model import check_draft_model
+from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead, head_shapes
+from penstock.parts.drafts.checkpoints.medusa import Medusa, medusa_shapes
+from penstock.parts.drafts.checkpoints.tensors import check_token_ids, head_tensors
 
 DEMO = "demo"
 """The value of `model` that means the demo model's own head."""
