@@ -38,8 +38,6 @@ def check_states(model: ModelConfig, config: Config) -> None:
 
 
 def _refused(config: Config) -> Iterator[tuple[str, str]]:
-    if config.worker.speculative_config:
-        yield "--speculative-config", "which cannot go back behind wrong guesses"
     if config.worker.host_kv_gib:
         yield "--host-kv-gib", "which has no lower tier: pages alone are no start"
     yield from filter(None, (options.problem_with_states() for options in config.of_parts()))

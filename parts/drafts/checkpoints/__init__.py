@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.config.options import Config, ConfigError
-from penstock.config.speculative import speculative_config
 from penstock.models.part import PartCheckpoints
+from penstock.parts.drafts.options import DraftOptions
 
 
 class DraftCheckpoints(PartCheckpoints):
@@ -15,7 +15,8 @@ class DraftCheckpoints(PartCheckpoints):
 
     @classmethod
     def located(cls, config: Config, find: Callable[[str], str]) -> Config:
-        speculative = speculative_config(config.worker.speculative_config)
+        options = config.of(DraftOptions)
+        speculative = options.speculative
         if speculative is None or speculative.method != "draft_model":
             return config
         try:
@@ -23,11 +24,11 @@ class DraftCheckpoints(PartCheckpoints):
         except ConfigError as error:
             raise ConfigError(f"--speculative-config: {error}") from None
         text = msgspec.json.encode(replace(speculative, model=path)).decode()
-        return replace(config, worker=replace(config.worker, speculative_config=text))
+        return config.with_options(replace(options, speculative_config=text))
 
     @classmethod
     def check(cls, config: Config, *, with_weights: bool, with_tokenizer: bool) -> None:
-        if config.worker.speculative_config:
+        if config.of(DraftOptions).speculative_config:
             from penstock.parts.drafts.checkpoints.check import check_drafter  # few need it
 
             check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)

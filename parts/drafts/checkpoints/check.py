@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.config.options import Config, ConfigError
-from penstock.config.speculative import SpeculativeConfig, speculative_config
+from penstock.config.speculative import SpeculativeConfig
 from penstock.config.token_trees import token_tree
 from penstock.models.check import ModelTensors
 from penstock.models.description.decoder import Decoder
@@ -19,6 +19,7 @@ from penstock.parts.drafts.checkpoints.draft_model import check_draft_model
 from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead, head_shapes
 from penstock.parts.drafts.checkpoints.medusa import Medusa, medusa_shapes
 from penstock.parts.drafts.checkpoints.tensors import check_token_ids, head_tensors
+from penstock.parts.drafts.options import DraftOptions
 
 DEMO = "demo"
 """The value of `model` that means the demo model's own head."""
@@ -39,7 +40,7 @@ def check_drafter(config: Config, *, with_weights: bool = True, with_tokenizer: 
     Raises:
         ConfigError: one clear sentence.
     """
-    speculative = speculative_config(config.worker.speculative_config)
+    speculative = config.of(DraftOptions).speculative
     if speculative is not None and speculative.method == "draft_model":
         check_draft_model(config, speculative, with_weights=with_weights, with_tokenizer=with_tokenizer)
     if speculative is not None and speculative.method in METHODS and with_weights:
@@ -138,7 +139,7 @@ def _medusa(speculative: SpeculativeConfig, model: Decoder) -> FoundHead:
 
 def _of_draft(find: Callable[[SpeculativeConfig, Decoder], FoundHead]) -> Callable[[Config, Decoder], FoundHead]:
     def found(config: Config, model: Decoder) -> FoundHead:
-        speculative = speculative_config(config.worker.speculative_config)
+        speculative = config.of(DraftOptions).speculative
         assert speculative is not None
         return find(speculative, model)
 

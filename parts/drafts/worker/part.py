@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.config.ranks import Rank
-from penstock.config.speculative import SpeculativeConfig, speculative_config
+from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.devices.device import Graphs
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.models.model import HandsOutLayers
@@ -18,6 +18,7 @@ from penstock.gpu_worker.steps.ahead import Ahead, AheadPart, Expanded, Place, T
 from penstock.gpu_worker.steps.host_step import HostBatch, Put
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
+from penstock.parts.drafts.options import DraftOptions
 from penstock.parts.drafts.worker.drafter import Drafter
 from penstock.parts.drafts.worker.drafts import Drafts
 from penstock.parts.drafts.worker.guarded import guarded
@@ -41,7 +42,7 @@ class DraftsPart(AheadPart):
 
     @classmethod
     def load(cls, target: Target) -> Self | None:
-        speculative = speculative_config(target.config.worker.speculative_config)
+        speculative = target.config.of(DraftOptions).speculative
         if speculative is None:
             return None
         with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):

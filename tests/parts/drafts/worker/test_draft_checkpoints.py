@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.config import Config, ConfigError
 from penstock.config.groups.model import ModelOptions
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.config.groups.worker import WorkerOptions
 from penstock.config.options import validate
 from penstock.config.speculative import speculative_config
 from penstock.models.finding.located import located
 from penstock.parts.drafts.checkpoints.check import check_drafter
+from penstock.parts.drafts.options import DraftOptions
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.checkpoints import edit_config
 
@@ -23,7 +24,7 @@ refused = partial(pytest.raises, ConfigError)
 
 def config_of(model: Path, draft: Path | str, **keys: Any) -> Config:
     text = json.dumps({"method": "draft_model", "model": str(draft)} | keys)
-    return Config(model=ModelOptions(model=str(model)), worker=WorkerOptions(speculative_config=text))
+    return Config(model=ModelOptions(model=str(model))).with_options(DraftOptions(speculative_config=text))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_a_name_becomes_a_path(folder: Path, draft: Path, tmp_path: Path) -> Non
     draft.rename(snapshot)
     environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     found = located(config_of(folder, "some/draft", num_speculative_tokens=7), environment)
-    speculative = speculative_config(found.worker.speculative_config)
+    speculative = found.of(DraftOptions).speculative
     assert speculative is not None
     assert speculative.model == str(snapshot)
     assert speculative.num_speculative_tokens == 7
@@ -118,4 +119,4 @@ def test_stages_guess_with_ngram_only(folder: Path) -> None:
     parallel = ParallelOptions(pipeline_parallel_size=2)
     config = config_of(folder, folder)
     with refused(match="ngram only, not with draft_model"):
-        validate(Config(model=config.model, worker=config.worker, parallel=parallel))
+        validate(replace(config, parallel=parallel))
