@@ -7,7 +7,7 @@ from msgspec import Meta
 from penstock.config.groups.base import Shown
 from penstock.config.options import Config
 from penstock.config.part_options import PartOptions
-from penstock.config.speculative import SpeculativeConfig, speculative_config
+from penstock.parts.drafts.speculative import SpeculativeConfig, speculative_config
 
 
 class DraftOptions(PartOptions, frozen=True):

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.config.options import Config, ConfigError
-from penstock.config.speculative import SpeculativeConfig
-from penstock.config.token_trees import token_tree
 from penstock.models.check import ModelTensors
 from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
@@ -20,6 +18,8 @@ from penstock.parts.drafts.checkpoints.head import TOKEN_OFFSETS, DraftHead, hea
 from penstock.parts.drafts.checkpoints.medusa import Medusa, medusa_shapes
 from penstock.parts.drafts.checkpoints.tensors import check_token_ids, head_tensors
 from penstock.parts.drafts.options import DraftOptions
+from penstock.parts.drafts.speculative import SpeculativeConfig
+from penstock.parts.drafts.token_trees import token_tree
 
 DEMO = "demo"
 """The value of `model` that means the demo model's own head."""

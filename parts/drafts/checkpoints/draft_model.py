@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from penstock.config.options import Config, ConfigError
-from penstock.config.speculative import SpeculativeConfig
 from penstock.models.check import check_checkpoint
 from penstock.models.described import model_config_of
 from penstock.models.description.decoder import Decoder
@@ -15,6 +14,7 @@ from penstock.models.description.model_config import ModelConfig
 from penstock.models.files.source import Checkpoint
 from penstock.models.finding.registry import open_checkpoint, open_model
 from penstock.models.kv_formats import kv_format_of
+from penstock.parts.drafts.speculative import SpeculativeConfig
 
 
 def check_draft_model(

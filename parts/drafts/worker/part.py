@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.config.ranks import Rank
-from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.devices.device import Graphs
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
 from penstock.gpu_worker.models.model import HandsOutLayers
@@ -19,6 +18,7 @@ from penstock.gpu_worker.steps.host_step import HostBatch, Put
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
 from penstock.parts.drafts.options import DraftOptions
+from penstock.parts.drafts.speculative import SpeculativeConfig
 from penstock.parts.drafts.worker.drafter import Drafter
 from penstock.parts.drafts.worker.drafts import Drafts
 from penstock.parts.drafts.worker.guarded import guarded

@@ -3,9 +3,9 @@
 import importlib
 from collections.abc import Callable, Mapping
 
-from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
+from penstock.parts.drafts.speculative import SpeculativeConfig
 from penstock.parts.drafts.worker.forced import OnlyForced
 from penstock.parts.drafts.worker.lookup.ngram import NgramDrafter
 from penstock.parts.drafts.worker.prepared import Prepared

@@ -6,7 +6,6 @@ from pathlib import Path
 import structlog
 
 from penstock.config import ConfigError
-from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.devices.open import choose_dtype
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.state.kv_pool import KVType, kv_name, one_group
@@ -16,6 +15,7 @@ from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.kv_formats import kv_format_of
 from penstock.parts.drafts.checkpoints.draft_model import draft_config
+from penstock.parts.drafts.speculative import SpeculativeConfig
 from penstock.parts.drafts.worker.draft_model.drafter import Bounds, DraftModel
 from penstock.parts.drafts.worker.draft_model.passes import DraftPasses
 from penstock.parts.drafts.worker.pages import DraftPages, draft_page_bytes

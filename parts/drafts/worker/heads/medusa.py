@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.config.token_trees import TokenPath, parents_of
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.stored import as_tensor
 from penstock.gpu_worker.models.model import Model
@@ -18,6 +17,7 @@ from penstock.ipc.messages import StepPlan
 from penstock.models.check import ModelTensors
 from penstock.models.weights.sources import LinearSource
 from penstock.parts.drafts.checkpoints.medusa import Medusa
+from penstock.parts.drafts.token_trees import TokenPath, parents_of
 from penstock.parts.drafts.worker.drafter import Drafter, Guesses, Int32Array, Traits
 from penstock.parts.drafts.worker.draws import draw
 from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates

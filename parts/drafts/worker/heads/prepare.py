@@ -1,7 +1,5 @@
 """Heads that take hidden states: from their checkpoints to drafters."""
 
-from penstock.config.speculative import SpeculativeConfig
-from penstock.config.token_trees import token_tree
 from penstock.gpu_worker.state.kv_pool import one_group
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
@@ -10,6 +8,8 @@ from penstock.models.description.decoder import Decoder
 from penstock.parts.drafts.checkpoints.check import find_head
 from penstock.parts.drafts.checkpoints.head import DraftHead
 from penstock.parts.drafts.checkpoints.medusa import Medusa
+from penstock.parts.drafts.speculative import SpeculativeConfig
+from penstock.parts.drafts.token_trees import token_tree
 from penstock.parts.drafts.worker.heads.eagle import NUM_KEPT, HeadDrafter
 from penstock.parts.drafts.worker.heads.hidden_states import HiddenStates
 from penstock.parts.drafts.worker.heads.medusa import MedusaDrafter, load_medusa

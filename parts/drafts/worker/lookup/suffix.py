@@ -5,10 +5,10 @@ Source: Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emergin
 
 import numpy as np
 
-from penstock.config.speculative import SpeculativeConfig
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
 from penstock.ipc.messages import StepPlan
+from penstock.parts.drafts.speculative import SpeculativeConfig
 from penstock.parts.drafts.worker.drafter import Int32Array, Traits
 from penstock.parts.drafts.worker.lookup.ngram import NgramDrafter, following, last_ngram_before
 from penstock.parts.drafts.worker.lookup.recent_outputs import RecentOutputs, namespace_of

@@ -12,10 +12,10 @@ from penstock.config import Config, ConfigError
 from penstock.config.groups.model import ModelOptions
 from penstock.config.groups.parallel import ParallelOptions
 from penstock.config.options import validate
-from penstock.config.speculative import speculative_config
 from penstock.models.finding.located import located
 from penstock.parts.drafts.checkpoints.check import check_drafter
 from penstock.parts.drafts.options import DraftOptions
+from penstock.parts.drafts.speculative import speculative_config
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.checkpoints import edit_config
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from penstock.config.token_trees import LIKELIEST, token_tree
+from penstock.parts.drafts.token_trees import LIKELIEST, token_tree
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp", "grammar"]
 

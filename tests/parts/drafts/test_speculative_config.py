@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.speculative import speculative_config
+from penstock.parts.drafts.speculative import speculative_config
 
 
 def test_nothing_is_guessed_unless_it_is_asked_for() -> None:
