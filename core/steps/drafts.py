@@ -1,7 +1,8 @@
-"""Drafts: guesses of a sequence's next tokens, which one step verifies together. The worker makes the guesses.
+"""Drafts: positions that a decode computes beyond its own, at guesses of its next tokens, which the step verifies.
 
-The scheduler decides how many. A decode with k drafts launches 1 + k positions and returns 0 to k + 1 tokens. Until its
-result is there, the scheduler assumes the maximum, and only the worker knows the row's actual position:
+A part decides how many, and the worker makes the guesses. A decode with k drafts launches 1 + k positions and returns
+0 to k + 1 tokens. Until its result is there, the scheduler assumes the maximum, and only the worker knows the row's
+actual position:
 
     positions      0 ............ settled ............................ computed
                    [ KV is there  )[ token + k drafts )[ token + k'     )

@@ -93,6 +93,9 @@ def test_a_drafter_that_fails_is_switched_off_and_the_scheduler_told(checkpoint:
     draft_with(engine.runner, partial(guarded, partial(Failing, known)))
     draft_always(engine.scheduler, 3)
     assert engine.run(PROMPTS, SAMPLING) == expected
+    errors = [error for take in engine.scheduler.parts.take_errors for error in take()]
+    assert [(event, fields["drafter"]) for event, fields in errors] == [("drafter disabled", "of a test")]
+    assert "no more guesses" in errors[0][1]["reason"]
     told = engine.scheduler.stats().drafts
     assert told is not None
     assert (told.drafter, told.is_on) == ("of a test", False)
