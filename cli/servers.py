@@ -25,6 +25,7 @@ from penstock.models.embeddings import embeddings_of
 from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
+from penstock.models.part import check_further
 from penstock.models.state_limits import check_states
 
 _MODEL_HELP = (
@@ -85,10 +86,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
         check_states(parse_model_config(open_model(config).config, config.model.model_impl), config)
         if command != "worker":
             embeddings_of(open_model(config), config.frontend)
-        if config.worker.speculative_config:
-            from penstock.models.drafts.check import check_drafter  # rarely needed
-
-            check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
+        check_further(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
     if command in ("serve", "scheduler"):
         check_options(config)  # fail here, with a clear message, rather than in a child
     num_engines = config.parallel.data_parallel_size

@@ -23,7 +23,6 @@ from penstock.config.groups.worker import CpuKernels, DTypeName, KVCacheDType, W
 from penstock.config.networks import problem_with_network
 from penstock.config.observing import problem_with_observers
 from penstock.config.part_options import PartOptions, part_options
-from penstock.config.speculative import speculative_config
 from penstock.ipc.addresses import addresses_in, is_tcp
 from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
 
@@ -117,14 +116,6 @@ def validate(config: Config) -> Config:
     page_size = config.scheduler.page_size
     if page_size & (page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, got {page_size}")
-    try:
-        speculative = speculative_config(config.worker.speculative_config)
-    except ValueError as error:
-        raise ConfigError(f"--speculative-config {config.worker.speculative_config}: {error}") from None
-    if speculative is not None and speculative.method != "ngram" and config.parallel.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"--speculative-config: the stages of a pipeline draft with ngram only, not with {speculative.method}"
-        )
     if config.parallel.pipeline_layers and config.parallel.pipeline_parallel_size == 1:
         raise ConfigError("pipeline_layers has no effect without --pipeline-parallel-size")
     try:

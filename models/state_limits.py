@@ -38,6 +38,4 @@ def check_states(model: ModelConfig, config: Config) -> None:
 
 
 def _refused(config: Config) -> Iterator[tuple[str, str]]:
-    if config.worker.speculative_config:
-        yield "--speculative-config", "which cannot go back behind wrong guesses"
     yield from filter(None, (options.problem_with_states() for options in config.of_parts()))

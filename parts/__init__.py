@@ -7,6 +7,7 @@
     worker.py      in the workers: the only file that may import torch
     frontend.py    in the frontends: routes, metrics
     metrics.py     what `/metrics` shows of it
+    checkpoints.py which checkpoints it needs beside the model's
 
 A part has only the files that it needs, and a file may be a folder of that name. The processes work without this
 folder: `penstock.config.parts` finds what is here by the names below. Only what looks at them from outside imports
@@ -14,7 +15,7 @@ parts: the laboratory, and the replay of recordings.
 """
 
 NAMES = (
-    "grammars", "host", "disk", "images", "handover", "pooling", "experts", "background", "policies", "batching",
-    "routing", "recording", "watching", "open_inference", "adapters",
+    "grammars", "host", "disk", "images", "handover", "pooling", "experts", "drafts", "background", "policies",
+    "batching", "routing", "recording", "watching", "open_inference", "adapters",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

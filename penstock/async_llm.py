@@ -39,6 +39,7 @@ from penstock.models.check import check_checkpoint
 from penstock.models.files.source import fingerprint
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
+from penstock.models.part import check_further
 from penstock.options import apart_only, config_of, quiet
 from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
@@ -84,10 +85,7 @@ class AsyncLLM:
             with_weights=has_weights,
             with_tokenizer=True,
         )
-        if worker.speculative_config:
-            from penstock.models.drafts.check import check_drafter  # few need it
-
-            check_drafter(self.config, with_weights=has_weights)
+        check_further(self.config, with_weights=has_weights)
         self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)
         self._start = asyncio.Lock()
         self._loading = asyncio.Lock()

@@ -52,8 +52,8 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
                 raise ConfigError(f"{name} is an option of `penstock serve` that has no effect here")
             raise _in_python(unknown_flag("--" + name.replace("_", "-"), ["--" + k.replace("_", "-") for k in known]))
     variables = {flag.variable: environment.get(flag.variable, "") for flag in flags() if flag.field in known}
-    if isinstance(options.get("speculative_config"), Mapping):  # as in vLLM
-        options = {**options, "speculative_config": json.dumps(options["speculative_config"])}
+    # As in vLLM, options that are JSON may be given as what it says.
+    options = {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in options.items()}
     try:
         return config_from(Namespace(**options), variables)
     except ConfigError as error:

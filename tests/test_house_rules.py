@@ -39,9 +39,7 @@ FLOORS = {
         "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",
         "validation", "api", "embeddings", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
-    "gpu_worker": (
-        "devices", "parallel", "state", "formats", "models", "part", "drafting", "steps", "startup", "ground",
-    ),
+    "gpu_worker": ("devices", "parallel", "state", "formats", "models", "part", "steps", "startup", "ground"),
 }  # fmt: skip
 """Folder -> its rooms from the bottom up: each may import those before it. A file may stand there like a
 room; `ground` is the folder's other files."""

@@ -22,10 +22,11 @@ from transformers import PreTrainedTokenizerFast
 
 from bench.local_engine import LocalEngine
 from bench.machine import command, commit, machine
-from penstock.core.steps.drafts import FixedLengths
 from penstock.demo.evaluate import MAX_NEW_TOKENS, MODEL_DIR
 from penstock.demo.held_out import held_out_conversations
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.drafting import Drafting
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 
 PLAIN = "none"
 _SEED = 5
@@ -118,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for engine in engines.values():
         if options.fixed and engine.hello.max_drafts:
-            engine.scheduler.drafting.lengths = FixedLengths(engine.hello.max_drafts)
+            drafting = engine.scheduler.parts.get(Drafting)
+            assert drafting is not None, "the worker has a drafter"
+            drafting.lengths = FixedLengths(engine.hello.max_drafts)
     now = time.thread_time if options.processor_time else time.perf_counter
     rounds: dict[str, list[Round]] = {name: [] for name in drafters}
     for number in range(options.rounds + 1):

@@ -43,14 +43,6 @@ class WorkerOptions(Options, frozen=True):
         ),
         Shown("FORMAT", "quantize floats at load: int8, int8_weight_only, int4 or fp8", ("-q",)),
     ] = ""
-    speculative_config: Annotated[
-        str,
-        Meta(
-            description="Draft tokens ahead of the model, which verifies several in one step: JSON with vLLM's keys, "
-            'such as \'{"method": "ngram", "num_speculative_tokens": 4}\'. Empty: no drafts. The text is the same.'
-        ),
-        Shown("JSON", 'draft tokens ahead, such as \'{"method": "ngram"}\''),
-    ] = ""
     load_format: Annotated[
         Literal["safetensors", "dummy"], Meta(description="'dummy' makes random weights of the right shapes.")
     ] = "safetensors"

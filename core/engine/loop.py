@@ -289,8 +289,9 @@ class Engine:
             return
         if result.row_errors:
             _log_invalid_logits(output.values())
-        if result.drafter_error:
-            log.error("drafter disabled", drafter=scheduler.limits.drafter, reason=result.drafter_error)
+        for take_errors in scheduler.parts.take_errors:
+            for event, fields in take_errors():
+                log.error(event, **fields)
         for returned in self.parts.returned:
             returned(result, output.values(), received)
         _before_tokens()

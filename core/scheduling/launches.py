@@ -28,8 +28,6 @@ class Launches:
         parts: Parts,
         preempt: Callable[[Sequence, str], None],
         totals: Totals,
-        *,
-        has_drafts: bool,
     ) -> None:
         """`preempt(sequence, reason)` takes the sequence's row and pages."""
         self._running = running
@@ -39,7 +37,7 @@ class Launches:
         self._preempt = preempt
         self._totals = totals
         self._last: DecodeBatch | None = None
-        self._has_drafts = has_drafts
+        self._has_drafts = parts.has_drafts
         # Pages, too few for a chunk, of a sequence in an epoch: they are sent with its next chunk.
         self._unsent: list[tuple[Sequence, int, Pages]] = []
         self.num_context = 0  # sum of the positions of the decodes that were launched last

@@ -20,6 +20,7 @@ from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
 from penstock.core.steps.plan_builder import Chunk, InFlightStep
 from penstock.core.steps.prefill_pace import Room
 from penstock.ipc.messages import ErrorCode, Message, StepResult
@@ -171,11 +172,34 @@ class SchedulerPart:
         """
         return end
 
+    def num_drafts(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
+        """How many positions each of these decodes may compute in the next step beyond its own; empty: none.
+
+        One part at most decides this.
+        """
+        return ()
+
+    @property
+    def why_drafts(self) -> str:
+        """The reason for the last answer of `num_drafts`, for the record of the step."""
+        return ""
+
+    def drafts_us(self, num_drafts: ListOf[int]) -> float:
+        """Estimate how many microseconds so many further positions of each decode add to a step."""
+        return 0.0
+
     def planned(self, chunks: ListOf[Chunk], step_id: int) -> None:
         """A plan has these chunks of prompts."""
 
-    def stepped(self, step: InFlightStep) -> None:
-        """A step has returned; its tokens are not applied yet."""
+    def stepped(self, step: InFlightStep, result: StepResult, outcome: DraftOutcome | None) -> None:
+        """A step has returned; its tokens are not applied yet. `outcome`: what came of its drafts, if it had any."""
+
+    def applied(self, step: InFlightStep, result: StepResult) -> None:
+        """A step's result has been applied."""
+
+    def take_errors(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Return what has failed in steps since the last call, for the log: events with their fields."""
+        return ()
 
     def copied(self, result: StepResult) -> None:
         """Copies of pages between device and host have ended: how many, and in what time."""
@@ -324,8 +348,13 @@ class Parts:
         self.advance: list[Callable[..., Iterable[Ending]]] = self._calls("advance")
         self.expire: list[Callable[[], Iterable[Ending]]] = self._calls("expire")
         self._chunk_ends: list[Callable[[Sequence, int, int, int], int]] = self._calls("chunk_end")
+        drafting = overriding(SchedulerPart, self.all, "num_drafts")
+        self.has_drafts = bool(drafting)
+        self.drafting = next(iter(drafting), SchedulerPart())
         self.planned = self._calls("planned")
         self.stepped = self._calls("stepped")
+        self.applied = self._calls("applied")
+        self.take_errors: list[Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = self._calls("take_errors")
         self.finished = self._calls("finished")
         self.copied = self._calls("copied")
         self.saves: list[Callable[[Sequence], bool]] = self._calls("saves")

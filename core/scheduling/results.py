@@ -332,14 +332,7 @@ def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
     return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
 
 
-def forced_rows(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
-    """Return the sequences whose next tokens are forced, with how many; call this after applying the result."""
-    num_forced = unpack_int32(result.num_forced).tolist()
-    rows = zip(_sampling(step), num_forced, strict=False)
-    return [(seq, count) for (seq, epoch), count in rows if count > 0 and seq.running_epoch == epoch]
-
-
-def _sampling(step: InFlightStep) -> list[tuple[Sequence, int]]:
+def sampling_rows(step: InFlightStep) -> list[tuple[Sequence, int]]:
     """The sequences for which a step samples, each with its epoch at that time."""
     return [
         *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
@@ -353,6 +346,5 @@ def _failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequ
     Call this before the result is applied, and after `checked_tokens`.
     """
     errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # the first error of each row
-    return [
-        (seq, errors[i]) for i, (seq, epoch) in enumerate(_sampling(step)) if i in errors and seq.running_epoch == epoch
-    ]
+    rows = enumerate(sampling_rows(step))
+    return [(seq, errors[i]) for i, (seq, epoch) in rows if i in errors and seq.running_epoch == epoch]

@@ -11,7 +11,6 @@ further stage of a pipeline.
 
 from collections import deque
 from collections.abc import Sequence as ListOf
-from dataclasses import replace
 from math import inf
 
 from penstock.config import Config
@@ -20,11 +19,10 @@ from penstock.core.kv.page_groups import make_pages
 from penstock.core.kv.snapshots import SnapshotTotals
 from penstock.core.scheduling.accounts import Accounts
 from penstock.core.scheduling.admissions import Admissions
-from penstock.core.scheduling.drafting import Drafting
 from penstock.core.scheduling.launches import Launches
 from penstock.core.scheduling.part import Ending, Parts
 from penstock.core.scheduling.reasons import Reasons
-from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
+from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens, draft_outcome
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import (
@@ -44,7 +42,7 @@ from penstock.core.sequences.intake import QueueBound, Refusal, check_request
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.steps.drafts import DraftLengths, DraftRoom
+from penstock.core.steps.drafts import DraftOutcome, DraftRoom
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.steps.prefill_pace import PrefillPace, Room, chunk_for_stages
 from penstock.core.steps.step_size import StepSize
@@ -68,7 +66,6 @@ class Scheduler:
     def __init__(self, config: Config, limits: WorkerLimits) -> None:
         self.config = config
         self.options = options = config.scheduler
-        self.drafting = Drafting()
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.totals = Totals()
@@ -79,6 +76,7 @@ class Scheduler:
         self.ended: Deltas = {}  # ends of requests that waited, until `take_ended`
         self.pace = PrefillPace(options.max_prefill_ms)
         self.snapshot_totals = SnapshotTotals()
+        self.outcome: DraftOutcome | None = None  # of the step that has returned last; None: it had no drafts
         self.trials = Trials()
         self.parts = Parts(())
         self._set_limits(limits)
@@ -92,7 +90,6 @@ class Scheduler:
         self.limits, num_stages = limits, limits.num_stages
         self.max_in_flight = num_stages + self.options.pipeline_depth
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
-        self.drafting.follow(limits)
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups,
             enable_prefix_caching=self.options.enable_prefix_caching,
@@ -107,10 +104,7 @@ class Scheduler:
             self.waiting, self.running, self.kv, self.totals, self.suspects, self.accounts, self.parts
         )
         self._yielding = Yielding(self.waiting, self.running, self.parts, self._admissions, self.totals, self._vacate)
-        self._launches = Launches(
-            self.running, self.kv, self.parts, self._yielding.preempt, self.totals,
-            has_drafts=self.drafting.lengths is not None,
-        )  # fmt: skip
+        self._launches = Launches(self.running, self.kv, self.parts, self._yielding.preempt, self.totals)
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self.settling = Settling(self.kv, self.running, self.totals, self.accounts, self._remove)
 
@@ -325,8 +319,8 @@ class Scheduler:
         admitted: list[Admission] = []
         decodes, starts = launches.decodes(builder)
         num_decodes = len(running.decodes)
-        lengths = self.drafting.lengths
-        num_drafts = [] if lengths is None else self._add_drafts(builder, lengths, decodes)
+        has_drafts = self.parts.has_drafts
+        num_drafts = self._add_drafts(builder, decodes) if has_drafts else []
         if running.prefills or self.waiting.num_seqs:
             room = self._room_for_prompts(starts, num_drafts)
             if running.prefills:
@@ -350,7 +344,7 @@ class Scheduler:
                 running.to_decode(chunk.seq)
         predicted = self.pace.predicted(starts, chunks) if chunks else None
         is_whole = launches.takes_all and len(starts) == num_decodes
-        if lengths is not None:  # draining sequences may decode again
+        if has_drafts:  # draining sequences may decode again
             is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
             InFlightStep(
@@ -385,24 +379,25 @@ class Scheduler:
             for ending in advance(is_idle=is_idle):
                 self._end(*ending, self.ended)
 
-    def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
-        """Let the worker draft tokens; prompts keep nearly all their room."""
+    def _add_drafts(self, builder: PlanBuilder, decodes: DecodeBatch) -> list[int]:
+        """Let decodes compute further positions; prompts keep nearly all their room."""
         running, most = self.running, self.limits.max_num_batched_tokens
         has_prompts = bool(running.prefills or (self.waiting.num_seqs and running.num_free_rows))
         is_awaited = any(step.num_drafts for step in self.in_flight)
         room = DraftRoom.of_step(most, len(running), self._launches.num_context, has_prompts, is_awaited)
-        return builder.add_drafts(lengths, room, decodes, self.kv)
+        most_of_each = self.parts.drafting.num_drafts(decodes.seqs, room)
+        return builder.add_drafts(most_of_each, decodes, self.kv, is_awaited=is_awaited)
 
     def _room_for_prompts(self, starts: list[int], num_drafts: ListOf[int]) -> Room:
         """The room that the decodes at these positions, with so many drafts each, leave for prompts."""
         running, num_stages = self.running, self.limits.num_stages
         # All decodes may be in one step again, and so may draining sequences if drafts assumed right are rejected.
-        num_rows = len(running.decodes) + (0 if self.drafting.lengths is None else len(running.draining))
+        num_rows = len(running.decodes) + (len(running.draining) if self.parts.has_drafts else 0)
         most = self.limits.max_num_batched_tokens - max(num_rows, len(starts) + sum(num_drafts))
         if num_stages > 1:
             num_pending = self.waiting.num_tokens + running.num_pending  # if no waiting prefix is cached
             most = min(most, chunk_for_stages(num_pending, num_stages))
-        drafts_us = self.drafting.added_us(num_drafts) if num_drafts else 0.0
+        drafts_us = self.parts.drafting.drafts_us(num_drafts) if num_drafts else 0.0
         room = self.pace.room(most, starts, self.parts.longest_step_us, drafts_us)
         for divide in self.parts.divide:
             divide(room)
@@ -429,8 +424,8 @@ class Scheduler:
     ) -> StepRecord:  # fmt: skip
         why = [(seq.request_id, seq.sequence_idx, why) for seq, why in self.reasons().waiting(MAX_WAITING_SHOWN)]
         counts = waiting_reasons(self.waiting, self._blocked_by)
-        drafts = "" if self.drafting.lengths is None else self.drafting.lengths.why
-        return make_record(decodes, builder, admitted, preempted, self.kv, why, counts, predicted_us, plan, drafts)
+        why_drafts = self.parts.drafting.why_drafts
+        return make_record(decodes, builder, admitted, preempted, self.kv, why, counts, predicted_us, plan, why_drafts)
 
     def _vacate(self, seq: Sequence, at_end: bool) -> None:
         self._leave_row(seq)
@@ -459,24 +454,19 @@ class Scheduler:
         tokens, counts = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
         self._set_now(now)
+        self.outcome = outcome = draft_outcome(step, result, counts) if step.num_drafts else None
+        for stepped in self.parts.stepped:
+            stepped(step, result, outcome)
         if step.decodes.seqs or step.chunks:  # otherwise it only copied pages
-            outcome, drafts_us = None, 0.0
-            if self.drafting.lengths is not None:
-                outcome = self.drafting.returned(step, result, counts)
-                drafts_us = 0.0 if outcome is None else self.drafting.added_us(outcome.num_guessed)
-                if result.drafter_error:
-                    self.drafting.stop()
-                    self.limits = replace(self.limits, max_drafts=0)
+            drafts_us = self.parts.drafting.drafts_us(outcome.num_guessed) if outcome else 0.0
             self.pace.note(step, result, drafts_us)
             self.accounts.settle(step, result.num_forward_us, self.pace.step_time.rates, self.kv.now, outcome)
         if result.num_copied_pages:
             for copied in self.parts.copied:
                 copied(result)
-        for stepped in self.parts.stepped:
-            stepped(step)
         told = self.settling.apply(step, result, tokens, counts)
-        if result.num_forced:
-            self.drafting.forced(step, result)
+        for applied in self.parts.applied:
+            applied(step, result)
         return told
 
     def _remove(self, seq: Sequence) -> None:
@@ -529,7 +519,4 @@ class Scheduler:
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
         what = self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by
-        return engine_stats(
-            *what, self.drafting.totals, self.parts, has_drafter=self.limits.max_drafts > 0,
-            max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready,
-        )  # fmt: skip
+        return engine_stats(*what, self.parts, max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready)

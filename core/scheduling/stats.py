@@ -4,7 +4,6 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.part import Parts
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.limits import WorkerLimits
@@ -36,10 +35,8 @@ def engine_stats(
     kv: KVPages,
     totals: Totals,
     blocked_by: str,
-    drafts: DraftTotals,
     parts: Parts,
     *,
-    has_drafter: bool,
     max_turns: int,
     is_ready: bool,
 ) -> EngineStats:
@@ -76,7 +73,6 @@ def engine_stats(
         max_turns=max_turns,
         failed_tiers=limits.failed_tiers,
         num_prefill_tokens=num_prefill,
-        drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
         snapshots=None if kv.snapshots is None else kv.snapshots.stats(),
         **parts.stats(),
     )

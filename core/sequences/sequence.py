@@ -21,12 +21,12 @@ the maximum.
 from array import array
 from collections.abc import Hashable
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
-from penstock.core.sequences.acceptance import RowAcceptance
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import (
     AddRequest,
@@ -254,7 +254,7 @@ class Sequence:
         self.cache_miss: CacheMiss = ""  # set if some layers keep states
         self.queued_us = 0  # its wait for the first row
         self.account: Account | None = None  # made when it gets its first row
-        self.acceptance: RowAcceptance | None = None  # of guesses; made with the first ones
+        self.acceptance: Any = None  # of drafts: kept by the part that decides on them
         self.page_seconds = 0.0  # sum over its pages: minus the time it was taken, plus the time it was given back
         self.epoch = 0
         self.turn = -1  # sequence number of its first admission; -1 before it

@@ -1,7 +1,8 @@
-"""Drafts: guesses of a sequence's next tokens, which one step verifies together. The worker makes the guesses.
+"""Drafts: positions that a decode computes beyond its own, at guesses of its next tokens, which the step verifies.
 
-The scheduler decides how many. A decode with k drafts launches 1 + k positions and returns 0 to k + 1 tokens. Until its
-result is there, the scheduler assumes the maximum, and only the worker knows the row's actual position:
+A part decides how many, and the worker makes the guesses. A decode with k drafts launches 1 + k positions and returns
+0 to k + 1 tokens. Until its result is there, the scheduler assumes the maximum, and only the worker knows the row's
+actual position:
 
     positions      0 ............ settled ............................ computed
                    [ KV is there  )[ token + k drafts )[ token + k'     )
@@ -11,7 +12,7 @@ The result of step i takes back the positions that got no token. The plan of ste
 """
 
 from collections.abc import Sequence as ListOf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.core.sequences.limits import PART_BESIDE_PROMPTS
 from penstock.core.sequences.sequence import Sequence
@@ -48,62 +49,11 @@ class DraftOutcome(NamedTuple):
     num_us: int  # the device's time for the whole step, and its wait for the plan; 0: unknown
     num_draft_us: int  # part of it that went into guessing
 
-
-class DraftLengths(Protocol):
-    """Decides how many tokens are guessed."""
-
-    why: str
-    """The reason for the last answer, for the step trace."""
-
-    def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
-        """Return how many tokens may be guessed for each of these decodes in the next step; empty: none."""
-
-    def note(self, outcome: DraftOutcome) -> None:
-        """A step with drafts has returned."""
-
-    def saved_us(self, outcome: DraftOutcome) -> float:
-        """Estimate how much longer the step's tokens would have taken without guesses; call this before `note`."""
-
-    def guesses_us(self, num_guesses: int, longest: int) -> float:
-        """Estimate what this many guesses, `longest` of them in one row, add to a step."""
-
-    def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
-        """A step of decodes without guesses has returned; `num_us` as in `DraftOutcome`."""
-
-
-class FixedLengths(DraftLengths):
-    """The same number for every row, always."""
-
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
-        self.why = "fixed"
-
-    def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
-        """Return the same number for each row, the first rows first, as far as there is room."""
-        most = room.num_tokens
-        if not self._num_drafts:
-            return ()
-        if self._num_drafts * len(decodes) <= most:
-            return [self._num_drafts] * len(decodes)
-        lengths = []
-        for _ in decodes:
-            lengths.append(min(self._num_drafts, most))
-            most -= lengths[-1]
-        return lengths
-
-    def note(self, outcome: DraftOutcome) -> None:
-        """Ignore the step: nothing is learned."""
-
-    def saved_us(self, outcome: DraftOutcome) -> float:
-        """Return 0: nothing is learned."""
-        return 0.0
-
-    def guesses_us(self, num_guesses: int, longest: int) -> float:
-        """Return 0: nothing is learned."""
-        return 0.0
-
-    def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
-        """Ignore the step: nothing is learned."""
+    @property
+    def sums(self) -> tuple[int, int]:
+        """How many tokens were guessed in all, and how many of them were right."""
+        pairs = zip(self.num_guessed, self.num_tokens, strict=True)
+        return sum(self.num_guessed), sum(max(0, num_tokens - 1) for guessed, num_tokens in pairs if guessed)
 
 
 class Drafts(NamedTuple):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.sequences.sequence import Owner, Sequence
-from penstock.core.steps.drafts import DraftLengths, DraftRoom, Drafts
+from penstock.core.steps.drafts import Drafts
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, RowImage, StepPlan, TokenColumns
 
@@ -227,13 +227,13 @@ class PlanBuilder:
         seq.num_computed_tokens = start + num_new
         return num_new
 
-    def add_drafts(self, draft_lengths: DraftLengths, room: DraftRoom, decodes: DecodeBatch, kv: KVPages) -> list[int]:
-        """Launch guesses beside the decodes' own tokens; return how many for each decode (empty: none).
+    def add_drafts(self, lengths: ListOf[int], decodes: DecodeBatch, kv: KVPages, *, is_awaited: bool) -> list[int]:
+        """Launch positions beyond the decodes' own, up to `lengths` of each; return how many (empty: none).
 
-        No sequence is preempted for the guesses' pages, and none gets more guesses than its request allows.
+        No sequence is preempted for their pages, and none gets more than its request allows. `is_awaited`: a step with
+        some is in flight, so that starts may be bounds.
         """
-        lengths = draft_lengths.lengths(decodes.seqs, room)
-        if not lengths and not room.is_awaited:
+        if not lengths and not is_awaited:
             return []
         counts: list[int] = []
         start_bounds = bytearray()

@@ -34,6 +34,7 @@ from penstock.models.check import check_checkpoint
 from penstock.models.files.source import fingerprint
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
+from penstock.models.part import check_further
 
 log = structlog.get_logger()
 
@@ -161,8 +162,5 @@ def _located(config: Config) -> Config:
         with_weights=with_weights,
         with_tokenizer=False,
     )
-    if found.worker.speculative_config:
-        from penstock.models.drafts.check import check_drafter  # few need it
-
-        check_drafter(found, with_weights=with_weights, with_tokenizer=False)
+    check_further(found, with_weights=with_weights, with_tokenizer=False)
     return found

@@ -18,8 +18,8 @@ from penstock.models.shards.experts import placement_digest
 def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pages: HostPages | None) -> WorkerHello:
     """The worker's hello, but for what its parts add."""
     scheduler, model, part, place = config.scheduler, loaded.model, loaded.part, loaded.ranks.place
-    classes, speculative = model.config.prompt_classes, loaded.speculative
-    return WorkerHello(
+    classes = model.config.prompt_classes
+    hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         name=rank.name,
         rank=rank.number,
@@ -35,11 +35,8 @@ def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pa
         pid=os.getpid(),
         kernels=model.kernels,
         page_bytes=page_bytes(plan.groups, loaded.kv_type),
-        draft_page_bytes=0 if loaded.drafter is None else loaded.drafter.page_bytes,
         num_ranks=rank.num_ranks,
         num_stages=place.num_stages,
-        drafter="" if speculative is None else speculative.method,
-        max_drafts=0 if speculative is None else speculative.num_speculative_tokens,
         answers=place.answers,
         longest_usual_prompt=0 if classes is None else classes.up_to,
         is_each_length_special=classes is not None and classes.each_length,
@@ -52,6 +49,7 @@ def hello_of(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan, host_pa
         state_bytes=part.state_bytes,
         **_of_host_pages(host_pages),
     )
+    return loaded.ahead.hello(hello)
 
 
 def _of_host_pages(host_pages: HostPages | None) -> dict[str, Any]:

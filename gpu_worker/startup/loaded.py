@@ -8,12 +8,9 @@ import torch
 
 from penstock.config import Config
 from penstock.config.ranks import Rank
-from penstock.config.speculative import SpeculativeConfig, speculative_config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import choose_dtype, open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
-from penstock.gpu_worker.drafting.registry import prepare_drafter
-from penstock.gpu_worker.drafting.target import Passes, Prepared, Target
 from penstock.gpu_worker.models.adapters import Adapters
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.models.loading.stored import BytesRead
@@ -23,8 +20,8 @@ from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.identity import reading_weights
 from penstock.gpu_worker.startup.memory_ledger import MemoryLedger
 from penstock.gpu_worker.startup.step_limits import with_limits
-from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name
-from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.state.kv_pool import KVType, kv_name
+from penstock.gpu_worker.steps.ahead import AheadPart, Target, load_ahead
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.models.described import model_config_of
 from penstock.models.description.model_config import ModelConfig
@@ -49,8 +46,7 @@ class Loaded(NamedTuple):
     dtype: torch.dtype
     kv_type: KVType
     weights: str  # digest of what was read
-    speculative: SpeculativeConfig | None
-    drafter: Prepared | None
+    ahead: AheadPart
     bytes_read: int  # of the checkpoint's tensors
     seconds: float
     ledger: MemoryLedger
@@ -96,20 +92,10 @@ def load(config: Config, rank: Rank) -> Loaded:
         weights = weights_digest()
     kv_type = dtype if kv_format is None else KV_FORMATS[kv_format]
     config = with_limits(config, part, kv_type, device, ranks)
-    speculative, drafter = speculative_config(worker.speculative_config), None
-    if speculative is not None:
-        with no_memory_for("the drafter's weights", "choose a smaller drafter, or none"):
-            drafter = prepare_drafter(speculative, Target(config, part, model, dtype, device, _passes))
+    ahead = load_ahead(Target(config, part, model, dtype, device))
     device.give_back()
     ledger.note("weights")
     return Loaded(
-        config, checkpoint, part, model, device, ranks, dtype, kv_type, weights, speculative, drafter,
-        bytes_read.total, time.monotonic() - began, ledger, adapters,
+        config, checkpoint, part, model, device, ranks, dtype, kv_type, weights, ahead, bytes_read.total,
+        time.monotonic() - began, ledger, adapters,
     )  # fmt: skip
-
-
-def _passes(model: Model, kv: KVPool, state: RowState, device: Device, dtype: torch.dtype, max_len: int) -> Passes:
-    """As `MakePasses`."""
-    from penstock.gpu_worker.steps.draft_passes import DraftPasses  # for draft models only
-
-    return DraftPasses(model, kv, state, device, dtype, max_len)

@@ -39,14 +39,12 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
     Raises:
         ConfigError: if no page fits, or the requested length does not.
     """
-    scheduler, worker, drafter, device = config.scheduler, config.worker, loaded.drafter, loaded.device
+    scheduler, worker, ahead, device = config.scheduler, config.worker, loaded.ahead, loaded.device
     largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
     with no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
-        beside = None if drafter is None else drafter.computed
-        parts = config, loaded.model, loaded.dtype, loaded.kv_type, device, beside
+        parts = config, loaded.model, loaded.dtype, loaded.kv_type, device, ahead
         budget, activations = Budget(0) if worker.num_pages else pool_budget(*parts)
-    if drafter is not None:
-        budget -= drafter.row_bytes * (scheduler.max_num_seqs + 1)
+    budget -= ahead.row_bytes * (scheduler.max_num_seqs + 1)
     groups = page_groups(loaded.model.config, scheduler.page_size)
     takes_snapshots = loaded.part.state_bytes > 0 and len(groups) == 1 and scheduler.enable_prefix_caching
     if device.torch_device.type == "cuda":
@@ -54,8 +52,7 @@ def choose_pool(config: Config, loaded: Loaded) -> PoolPlan:
         budget -= int(worker.state_snapshots_gib * _GIB) if takes_snapshots else 0
     if (_host_bytes(config) or _needs_host_pages(config)) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, loaded.kv_type))
-    draft_page_bytes = 0 if drafter is None else drafter.page_bytes
-    size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, draft_page_bytes=draft_page_bytes)
+    size = plan_pool(config, loaded.part, groups, loaded.kv_type, budget, beside_page_bytes=ahead.page_bytes)
     snapshots = num_snapshots(config, loaded.part.state_bytes, size.num_pages) if takes_snapshots else 0
     return PoolPlan(groups, size, snapshots, activations)
 

@@ -18,7 +18,6 @@ from penstock.config.ranks import ONLY_RANK, Rank
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.open import open_device
 from penstock.gpu_worker.devices.out_of_memory import no_memory_for
-from penstock.gpu_worker.drafting.guarded import guarded
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.part import Context, WorkerPart
 from penstock.gpu_worker.startup.hello import hello_of
@@ -121,11 +120,9 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
         place = loaded.ranks.place
         if config.parallel.check_ranks and place.num_tensor > 1 and place.is_last_stage:
             runner.check_drawn = rank_check(loaded.ranks)
-        if loaded.drafter is not None:
-            make = partial(loaded.drafter.make, size.num_pages)
-            runner.draft_with(make if rank.num_ranks > 1 else partial(guarded, make))
+        runner.work_ahead(partial(loaded.ahead.attach, num_pages=size.num_pages, rank=rank))
     loaded.ledger.note("pool_and_rows")
-    most_drafts = 0 if loaded.speculative is None else loaded.speculative.num_speculative_tokens
+    most_drafts = loaded.ahead.most
     if graphs is not None:
         with _capturing("decodes"):
             runner.capture_graphs(graphs, loaded.dtype, most_drafts)

@@ -36,7 +36,7 @@ def warm_up(runner: ModelRunner, limits: Limits) -> int:
         plans.append(msgspec.structs.replace(plans[0], copy_src=page[:4], copy_dst=page[4:]))
     for plan in plans:
         runner.launch(plan).result()
-    runner.warm_up_drafter(_contexts(limits))
+    runner.warm_up_ahead(_contexts(limits))
     runner.clear_rows()
     return len(plans)
 

@@ -280,7 +280,7 @@ def plan_pool(
     kv: KVType,
     budget: int,
     *,
-    draft_page_bytes: int = 0,
+    beside_page_bytes: int = 0,
 ) -> PoolSize:
     """Choose the number of pages, and the longest sequence.
 
@@ -290,7 +290,7 @@ def plan_pool(
         groups: what a page holds.
         kv: what keys and values are stored as.
         budget: bytes.
-        draft_page_bytes: bytes that a drafter keeps for each page, out of the same budget.
+        beside_page_bytes: bytes that something else keeps for each page, out of the same budget.
 
     Raises:
         ConfigError: if no page fits, or the requested length does not. It is a NoMemoryError if more memory would help.
@@ -298,7 +298,7 @@ def plan_pool(
     page_size, wanted = config.scheduler.page_size, config.model.max_model_len
     if wanted > model.max_model_len:
         raise ConfigError(f"--max-model-len {wanted} exceeds the model's {model.max_model_len} positions")
-    one = page_bytes(groups, kv) + draft_page_bytes
+    one = page_bytes(groups, kv) + beside_page_bytes
     num_pages = config.worker.num_pages or budget // one
     if not model.kv and not config.worker.num_pages:
         num_pages = min(num_pages, num_empty_pages(config, wanted or model.max_model_len))

@@ -113,7 +113,6 @@ class PendingStep(Struct, frozen=True):
     finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
     computing: Mark | None = None  # the end of its copies to and from the host, if it has any
     take_copy_times: Callable[[], tuple[int, int]] | None = None
-    drafter_error: str = ""
     passed: Passed | None = None
     sent: tuple[tuple[int, Put], ...] = ()  # by parts, at the end of the output: the bytes of each, and where they go
 
@@ -151,8 +150,6 @@ class PendingStep(Struct, frozen=True):
         )
         for size, put in self.sent:
             result, rest = put(result, rest[:size]), rest[size:]
-        if self.drafter_error:
-            result = replace(result, drafter_error=self.drafter_error)
         if self.take_copy_times is not None:
             num_pages, num_us = self.take_copy_times()
             if num_pages:

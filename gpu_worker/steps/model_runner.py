@@ -1,21 +1,18 @@
 """One step: apply the plan to the row state, run the model, sample, start copying the tokens to the host."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
-from penstock.gpu_worker.drafting.drafter import Drafter
-from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model, draws_tokens
+from penstock.gpu_worker.models.model import ImageInputs, Model, draws_tokens
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.ahead import Ahead, Expanded, Place
 from penstock.gpu_worker.steps.cuda_graphs import MAX_GRAPH_ROWS, DecodeGraphs
-from penstock.gpu_worker.steps.drafts import DraftedStep, Drafts
 from penstock.gpu_worker.steps.host_step import (
     HostBatch,
     Passed,
@@ -30,13 +27,10 @@ from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
 from penstock.gpu_worker.steps.logprobs import prompt_scores, score
 from penstock.gpu_worker.steps.mixed_graphs import MixedGraphs, can_mix, mixed_sizes
 from penstock.gpu_worker.steps.row_part import RowCalls, RowPart
-from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
 from penstock.ipc.overrides import calls, overriding
 from penstock.kernels.sampling.sampling import sample
 from penstock.models.description.decoder import Decoder
-
-log = structlog.get_logger()
 
 
 class ModelRunner:
@@ -58,8 +52,7 @@ class ModelRunner:
         windows = [table for table, _ in self._state.window_tables]
         self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
         self._draws = draws_tokens(model.config)
-        self._drafts = Drafts(self._state, num_rows)
-        self._drafter: Drafter | None = None
+        self._ahead: tuple[Ahead, ...] = ()  # at most one
         self.parts: Sequence[RowPart] = ()
         self._enters: list[Callable[[StepPlan], None]] = []
         self._here: list[RowPart] = []  # the parts that have rows now
@@ -74,13 +67,19 @@ class ModelRunner:
         """Let these parts take part in steps. Call this before the first plan."""
         self.parts = parts
         self._enters = calls(RowPart, parts, "enter")
-        self._drafts.judge_by(overriding(RowPart, parts, "extend"))
-        if self._drafter is not None:
-            self._expect_guesses()
+        self._introduce()
 
-    def _expect_guesses(self) -> None:
-        for part in self.parts:
-            part.expect_guesses()
+    def work_ahead(self, attach: Callable[[Place], Ahead | None]) -> None:
+        """Let decodes compute more positions than their own, where plans allow it."""
+        ahead = attach(Place(self._model, self._state, self._kv, self._device))
+        self._ahead = () if ahead is None else (ahead,)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        for ahead in self._ahead:
+            ahead.judge_by(overriding(RowPart, self.parts, "extend"))
+            for part in self.parts:
+                part.expect_guesses()
 
     def memory_use(self) -> tuple[int, int]:
         """Used and total bytes of the device."""
@@ -92,7 +91,7 @@ class ModelRunner:
         Args:
             graphs: the device.
             dtype: the activations' dtype.
-            most_drafts: most tokens that are drafted for a row in a step.
+            most_drafts: most positions that a decode computes beyond its own.
         """
         self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
         self._graphs = DecodeGraphs(
@@ -107,8 +106,8 @@ class ModelRunner:
             dtype=dtype,
         )
         self._graphs.capture()
-        if self._drafter is not None:
-            self._drafter.capture(graphs)
+        for ahead in self._ahead:
+            ahead.capture(graphs)
 
     def capture_mixed_graphs(self, graphs: Graphs, max_num_batched_tokens: int, most_drafts: int = 0) -> int:
         """Capture steps with chunks of prompts, if the model allows it; return how many sizes there are.
@@ -140,28 +139,14 @@ class ModelRunner:
         for part in self.parts:
             part.clear()
         self._here, self._calls = [], RowCalls()
-        self._drafts.clear()
-        if self._drafter is not None:
-            self._drafter.clear()
+        for ahead in self._ahead:
+            ahead.clear()
 
     @torch.inference_mode()
-    def warm_up_drafter(self, contexts: Sequence[int]) -> None:
-        """See `Drafter.warm_up`."""
-        if self._drafter is not None:
-            self._drafter.warm_up(contexts)
-
-    def draft_with(self, make: Callable[[RowState], Drafter]) -> None:
-        """Use this drafter to guess tokens where plans allow it."""
-        self._state.keep_mirror()
-        self._drafter = make(self._state)
-        moves = None
-        if self._drafter.traits.guesses_trees:
-            if reason := why_no_trees(self._model.config):
-                log.warning("tree drafts unavailable, using chains", reason=reason)
-            else:
-                moves = Moves(self._state, self._kv, self._device)
-        self._drafts.draft_with(self._drafter, moves)
-        self._expect_guesses()
+    def warm_up_ahead(self, contexts: Sequence[int]) -> None:
+        """See `Ahead.warm_up`."""
+        for ahead in self._ahead:
+            ahead.warm_up(contexts)
 
     @torch.inference_mode()
     def write_drawn(self, rows: Int32Array, positions: Int32Array, tokens: Int32Array) -> None:
@@ -175,28 +160,34 @@ class ModelRunner:
         `given`: the output of the stage before, [T, H].
         """
         began, ended_before = self._device.mark(), self._ended
+        for ahead in self._ahead:
+            ahead.begin(plan)
         self._enter_rows(plan)
         computing = self._copy_pages(plan)
-        batch, drafted = self._expanded(plan, host_batch(plan))
+        batch, expanded = host_batch(plan), None
+        for ahead in self._ahead:
+            batch, expanded = ahead.expand(plan, batch)
         output: StepOutput | None = None
         passed: Passed | None = None
         row_errors: tuple[RowError, ...] = ()
         if self._draws:
-            output, row_errors = self._compute(batch, drafted, given)
+            output, row_errors = self._compute(batch, expanded, given)
         else:
-            passed = self._pass_on(batch, drafted, given)
+            passed = self._pass_on(batch, expanded, given)
         sent: tuple[tuple[int, Put], ...] = ()
         if self._calls.sends and output is not None:
             output, sent = self._with_sent(output)
+        for ahead in self._ahead:
+            if (put := ahead.sends()) is not None:
+                sent += ((0, put),)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
         finish = None
         if download is not None:
             for drawn in self._calls.drawn:
                 drawn(download)
-            if drafted is not None:
-                drafted.download = download
-                finish = partial(self._drafts.finish, drafted)
+            if expanded is not None:
+                expanded.download, finish = download, expanded.finish
         return PendingStep(
             step_id=plan.step_id,
             output=download,
@@ -208,7 +199,6 @@ class ModelRunner:
             row_errors=row_errors,
             finish=finish,
             take_copy_times=None if self.host_pages is None else self.host_pages.take_times,
-            drafter_error="" if self._drafter is None else self._drafter.take_error(),
             passed=passed,
             sent=sent,
         )
@@ -216,14 +206,8 @@ class ModelRunner:
     def _enter_rows(self, plan: StepPlan) -> None:
         """Let the plan's rows come and go: in the row state, and in all that keeps something of some rows.
 
-        What needs the tokens of rows that are leaving comes before the row state, what needs those of new rows after
-        it.
+        What needs the tokens of new rows comes after the row state.
         """
-        if self._drafter is not None:
-            if self._drafter.traits.wants_ended:
-                self._drafts.end(plan)
-            if self._drafts.is_busy:
-                self._drafts.begin(plan)
         self._state.apply(plan)
         if self._kv.states is not None:
             self._kv.states.begin(plan, self._device)
@@ -248,19 +232,7 @@ class ModelRunner:
             self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
         return None
 
-    def _expanded(self, plan: StepPlan, batch: HostBatch) -> tuple[HostBatch, DraftedStep | None]:
-        """The batch with the positions of draft tokens, and at the rows' true places, if tokens are drafted."""
-        keeps_ends = False
-        if self._drafter is not None:
-            keeps_ends = self._drafter.traits.wants_ended
-            if plan.new_rows:
-                self._drafts.enter(plan.new_rows)
-            self._drafter.apply(plan)
-        if plan.num_drafts or plan.start_bounds or self._state.mirror is not None or keeps_ends:
-            return self._drafts.expand(plan, batch)
-        return batch, None
-
-    def _pass_on(self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None) -> Passed | None:
+    def _pass_on(self, batch: HostBatch, expanded: Expanded | None, given: Tensor | None) -> Passed | None:
         """Compute the layers of this stage, if it is not the last one."""
         if batch.rows.shape[0] == 0:
             return None
@@ -273,12 +245,12 @@ class ModelRunner:
         else:
             inputs, _ = make_inputs(batch, self._state, self._device, self._page_size)
             hidden = self._model.forward(inputs._replace(given=given), self._kv)
-        note = None if drafted is None else partial(self._drafts.drawn, drafted)
+        note = None if expanded is None else expanded.drawn
         ends = batch.start + batch.num_new
         return Passed(hidden, batch.rows[batch.sample_idx], ends[batch.sample_idx], note)
 
     def _compute(
-        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None
+        self, batch: HostBatch, expanded: Expanded | None, given: Tensor | None
     ) -> tuple[StepOutput | None, tuple[RowError, ...]]:
         if batch.rows.shape[0] == 0:
             return None, ()
@@ -290,8 +262,8 @@ class ModelRunner:
         whole = self._whole_step if images is None and not self._state.has_logprobs else None
         if whole is not None and num_tokens <= whole.max_tokens:
             # One call, since no row needs hidden states in between.
-            self._begin_draws(batch, drafted)
-            room, drawing = self._room_for_drafter(num_tokens), self._drawing(batch)
+            self._begin_draws(batch, expanded)
+            room, drawing = self._room_ahead(num_tokens), self._drawing(batch)
             if self._calls.computed:
                 room.setdefault("hidden", self._room_for_hidden(num_tokens))
             samples = batch.sample_idx if drawing is None else batch.sample_idx[drawing]
@@ -300,11 +272,10 @@ class ModelRunner:
                 computed(batch, room["hidden"])
             if drawing is not None:
                 logits = self._spread(logits, drawing, batch.sample_idx.shape[0])
-            if self._drafter is not None:
-                hidden = room.get("taps" if self._drafter.traits.num_taps else "hidden")
-                self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
+            for ahead in self._ahead:
+                ahead.computed(batch, room.get("hidden"), room.get("taps"))
         else:
-            hidden, sampling, prompt = self._forward(batch, drafted, given, images)
+            hidden, sampling, prompt = self._forward(batch, expanded, given, images)
             logits = self._logits_of(hidden, self._drawing(batch)) if hidden.shape[0] else hidden
         if logits.shape[0] == 0:
             return pack(None, None, prompt), ()
@@ -313,12 +284,13 @@ class ModelRunner:
             self.check_drawn(tokens)
         return pack(tokens, drawn, prompt), row_errors
 
-    def _room_for_drafter(self, num_tokens: int) -> dict[str, Tensor]:
-        """The buffers for what the drafter wants from a whole step, as keyword arguments of `Compute`."""
-        if self._drafter is None or not self._drafter.traits.wants_hidden:
-            return {}
-        num_taps = self._drafter.traits.num_taps
-        return {"taps" if num_taps else "hidden": self._room_for_hidden(num_tokens, max(1, num_taps))}
+    def _room_ahead(self, num_tokens: int) -> dict[str, Tensor]:
+        """The buffers for what is wanted of a whole step (`Ahead.wants`), as keyword arguments of `Compute`."""
+        room: dict[str, Tensor] = {}
+        for ahead in self._ahead:
+            for name, num_states in ahead.wants.items():
+                room[name] = self._room_for_hidden(num_tokens, num_states)
+        return room
 
     def _room_for_hidden(self, num_tokens: int, num_states: int = 1) -> Tensor:
         """fp32[T, n * H], room for `num_states` hidden states of each position."""
@@ -358,37 +330,34 @@ class ModelRunner:
         return output, tuple((0 if its.values is None else 4 * its.values.shape[0], its.put) for its in found)
 
     def _tell(self, batch: HostBatch, hidden: Tensor) -> None:
-        """Give drafter and parts what `Model.forward` has computed."""
+        """Give parts what `Model.forward` has computed."""
         for computed in self._calls.computed:
             computed(batch, hidden)
-        if self._drafter is None:
-            return
-        if self._drafter.traits.num_taps and isinstance(self._model, HandsOutLayers) and self._model.tapped is not None:
-            hidden = self._model.tapped
-        self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
+        for ahead in self._ahead:
+            ahead.computed(batch, hidden, None)
 
-    def _begin_draws(self, batch: HostBatch, drafted: DraftedStep | None) -> None:
+    def _begin_draws(self, batch: HostBatch, expanded: Expanded | None) -> None:
         for begin in self._calls.begin_draws:
-            begin(batch.rows[batch.sample_idx], None if drafted is None else drafted.guesses)
+            begin(batch.rows[batch.sample_idx], None if expanded is None else expanded.guesses)
 
     def _forward(
-        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None, images: ImageInputs | None
+        self, batch: HostBatch, expanded: Expanded | None, given: Tensor | None, images: ImageInputs | None
     ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
         takes_graphs = images is None and self._calls.use_graphs
         if self._graphs is not None and takes_graphs and self._graphs.covers(batch):
-            self._begin_draws(batch, drafted)
+            self._begin_draws(batch, expanded)
             hidden, sampling = self._graphs.replay(batch, given)
             self._tell(batch, hidden)
             return hidden, sampling, None
         size = None if self._mixed_graphs is None or not takes_graphs else self._mixed_graphs.size_for(batch)
         sampled: Tensor | None = None
         if self._mixed_graphs is not None and size is not None:
-            self._begin_draws(batch, drafted)
+            self._begin_draws(batch, expanded)
             hidden, sampled, sampling = self._mixed_graphs.replay(batch, size)
         else:
             inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-            self._begin_draws(batch, drafted)  # not earlier, because two Python threads slow each other down
+            self._begin_draws(batch, expanded)  # not earlier, because two Python threads slow each other down
             hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
         self._tell(batch, hidden)
         prompt = None

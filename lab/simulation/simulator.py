@@ -147,7 +147,7 @@ class Simulator:
             result = results.popleft()[1]
             told = self.scheduler.process(result, now)
             if self._trace is not None:
-                self._trace.returned(result, now, 0.0, self.scheduler.drafting.of_last)
+                self._trace.returned(result, now, 0.0, self.scheduler.outcome)
             now = self._free_at = now + self._timing.scheduler
             self._pump(now)
             self._tell(told.values(), now)

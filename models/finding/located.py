@@ -18,12 +18,12 @@ import msgspec
 
 from penstock.config.groups.model import ModelOptions
 from penstock.config.options import Config, ConfigError
-from penstock.config.speculative import speculative_config
 from penstock.models.files.folder import ADAPTER_CONFIG, HuggingFaceFolder
 from penstock.models.files.source import Incomplete
 from penstock.models.finding.hub import download, download_adapter
 from penstock.models.gguf.choice import chosen_file, has_only_gguf
 from penstock.models.gguf.container import part_paths
+from penstock.models.part import locate_further
 
 _HUB_NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<choice>[\w.-]+))?(@(?P<revision>[\w.-]+(/[\w.-]+)*))?"
@@ -40,7 +40,7 @@ def located(
     with_tokenizer: bool = True,
     before_download: Callable[[], None] = lambda: None,
 ) -> Config:
-    """Replace MODEL, and a draft model, by the path that it means; it is served under the name that was given.
+    """Replace MODEL, and parts' checkpoints, by the path that it means; it is served under the name that was given.
 
     Done once, before any process starts, because all processes must read the same files, whatever is downloaded
     meanwhile. Only needed files are downloaded, with progress on a terminal or in the log, which `before_download` may
@@ -49,19 +49,19 @@ def located(
     Raises:
         ConfigError: there is no such checkpoint, or it cannot be downloaded; the message says what to do.
     """
-    if config.worker.speculative_config:
-        config = _with_located_drafter(
-            config,
-            lambda its: located(
-                its, environment, with_weights=with_weights, with_tokenizer=with_tokenizer,
-                before_download=before_download,
-            ),
-        )  # fmt: skip
 
     def find_adapter(given: str) -> Path:
         return located_adapter(given, environment, before_download)
 
     config = config.with_options(*(options.located(find_adapter) for options in config.of_parts()))
+
+    def find(name: str) -> str:
+        its = Config(model=ModelOptions(model=name))
+        return located(
+            its, environment, with_weights=with_weights, with_tokenizer=with_tokenizer, before_download=before_download
+        ).model.model
+
+    config = locate_further(config, find)
     given = config.model.model
     if not given:
         return config
@@ -117,19 +117,6 @@ def located_adapter(
             + (" (HF_HUB_OFFLINE is set)" * _is_offline(environment))
         )
     return found
-
-
-def _with_located_drafter(config: Config, find: Callable[[Config], Config]) -> Config:
-    speculative = speculative_config(config.worker.speculative_config)
-    if speculative is None or speculative.method != "draft_model":
-        return config
-    replace = msgspec.structs.replace
-    try:
-        path = find(Config(model=ModelOptions(model=speculative.model))).model.model
-    except ConfigError as error:
-        raise ConfigError(f"--speculative-config: {error}") from None
-    text = msgspec.json.encode(replace(speculative, model=path)).decode()
-    return replace(config, worker=replace(config.worker, speculative_config=text))
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:

@@ -20,6 +20,7 @@ from penstock.ipc.process import EXIT_CONFIG
 from penstock.models.check import check_checkpoint
 from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
+from penstock.models.part import check_further
 from penstock.parts.recording.reader import Recorded, Recording, Run
 from penstock.replay.options import GROUPS, check_plans, replay_config
 from penstock.replay.outcome import Outcome, StepOutcome
@@ -84,10 +85,7 @@ def _checked(config: Config) -> Config:
         with_weights=has_weights,
         with_tokenizer=False,
     )
-    if config.worker.speculative_config:
-        from penstock.models.drafts.check import check_drafter  # few need it
-
-        check_drafter(config, with_weights=has_weights, with_tokenizer=False)
+    check_further(config, with_weights=has_weights, with_tokenizer=False)
     return config
 
 

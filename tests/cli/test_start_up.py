@@ -48,7 +48,7 @@ def test_a_disk_that_fills_up_ends_the_trace_alone() -> None:
     trace = StepTrace("/dev/full")
     for step_id in range(2):
         trace.planned(step_id, msgspec.to_builtins({"rows": "x" * 100_000}), 1.0, 2.0)
-        trace.returned(StepResult(step_id, b"", 1, 0), 3.0, 1.0, (0, 0))
+        trace.returned(StepResult(step_id, b"", 1, 0), 3.0, 1.0, None)
         trace.flush()
     trace.close()
 

@@ -14,7 +14,6 @@ from penstock.config.options import SchedulerOptions
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.limits import WorkerLimits
-from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
@@ -33,6 +32,7 @@ from penstock.ipc.messages import (
 from penstock.parts.batching.options import BatchingOptions
 from penstock.parts.disk.messages import DropStoredKV, LoadKV, StoreKV
 from penstock.parts.disk.scheduler.moves import DiskMoves
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from penstock.parts.grammars.scheduler import GrammarGate
 from penstock.parts.handover.messages import OfferKV
 from penstock.parts.handover.scheduler.handovers import Handovers, Peers
@@ -41,6 +41,7 @@ from penstock.parts.images.scheduler import ImageGate
 from penstock.parts.policies.options import PolicyOptions
 from tests.core.fake_worker import FakeWorker, Guess, Scores
 from tests.parts.disk.fake_disk import FakeDisk
+from tests.parts.drafts.lengths import drafting_of
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
@@ -198,7 +199,7 @@ def make_scheduler(config: Config, limits: WorkerLimits, *, peers: Peers | None 
     """`peers`: prefill engines, as `Arrivals` knows them."""
     scheduler = Scheduler(config, limits)
     if limits.max_drafts:
-        scheduler.drafting.lengths = FixedLengths(limits.max_drafts)
+        drafting_of(scheduler).lengths = FixedLengths(limits.max_drafts)
     handovers = scheduler.parts.get(Handovers)
     if peers is not None and handovers is not None:
         handovers.arrivals.peers = peers

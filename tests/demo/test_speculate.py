@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from penstock.core.steps.drafts import FixedLengths
 from penstock.demo.evaluate import MAX_NEW_TOKENS, MODEL_DIR
 from penstock.demo.speculate.answers import Batch, Text, batches, held_out_texts, training_texts
 from penstock.demo.speculate.draft import DraftTraining
 from penstock.demo.speculate.head import Head, HeadTraining, head_config
 from penstock.demo.speculate.target import Target
 from penstock.demo.speculate.training import Acceptance, acceptance, count_right, train
-from penstock.gpu_worker.drafting.drafter import Guesses, Int32Array
 from penstock.ipc.messages import SamplingParams
-from penstock.models.drafts.check import check_drafter
+from penstock.parts.drafts.checkpoints.check import check_drafter
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
+from penstock.parts.drafts.worker.drafter import Guesses, Int32Array
+from penstock.parts.drafts.worker.guarded import Guarded
 from tests.gpu_worker.engine_in_process import Engine, make_config
+from tests.parts.drafts.drafters import drafter_of
+from tests.parts.drafts.lengths import drafting_of
 
 NUM_GUESSED = 3
 
@@ -105,7 +108,7 @@ def test_a_draft_model_learns(
     assert acceptance(trainee, [Batch.of(texts[1], target)], NUM_GUESSED).shares[0] > 0.05
     trainee.save(tmp_path)
     engine = Engine(MODEL_DIR, **speculative("draft_model", tmp_path))
-    assert engine.runner._drafter is not None
+    assert isinstance(drafter_of(engine.runner), Guarded)
 
 
 def speculative(method: str, folder: Path) -> dict[str, str]:
@@ -125,7 +128,7 @@ def test_the_bundled_head_is_small_and_guesses_well(
     option = speculative("eagle", Path("demo"))
     check_drafter(make_config(MODEL_DIR, **option))
     engine = Engine(MODEL_DIR, **option)
-    engine.scheduler.drafting.lengths = FixedLengths(NUM_GUESSED)
+    drafting_of(engine.scheduler).lengths = FixedLengths(NUM_GUESSED)
     asked, said = zip(*(prompt_and_answer(text) for text in texts[1]), strict=True)
     sampling = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.0, stop_token_ids=(tokenizer.eos_token_id,))
     before = engine.scheduler.totals.num_steps
@@ -148,9 +151,8 @@ def test_the_engine_guesses_as_training_does(
     option = speculative("eagle", tmp_path)
     check_drafter(make_config(MODEL_DIR, **option))
     engine = Engine(MODEL_DIR, **option)
-    drafter = engine.runner._drafter
-    assert drafter is not None
-    engine.scheduler.drafting.lengths = FixedLengths(NUM_GUESSED)
+    drafter = drafter_of(engine.runner)
+    drafting_of(engine.scheduler).lengths = FixedLengths(NUM_GUESSED)
     guess, found = drafter.guess, list[tuple[int, list[int]]]()
 
     def note(rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:

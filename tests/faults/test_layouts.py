@@ -20,9 +20,9 @@ from tests.e2e.checkpoints import make_checkpoint, make_tokenizer
 from tests.e2e.servers import Server, serving
 from tests.faults.soak import IS_SOAK, sized
 from tests.faults.streams import Told, all_told, bodies, check_equal, client
-from tests.gpu_worker.drafting.eagle_heads import write_eagle, write_head
-from tests.gpu_worker.drafting.medusa_heads import CONFIG, heads
 from tests.gpu_worker.formats import writers
+from tests.parts.drafts.worker.eagle_heads import write_eagle, write_head
+from tests.parts.drafts.worker.medusa_heads import CONFIG, heads
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "48", "--num-pages", "300")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1}')

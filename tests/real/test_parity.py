@@ -21,8 +21,9 @@ from penstock.models.finding.registry import open_checkpoint
 from tests.e2e.servers import Server, serving
 from tests.faults.streams import Told, client, spare_is_there, told
 from tests.gpu_worker.checkpoints import greedy_errors
-from tests.gpu_worker.drafting.drafters import Always
 from tests.gpu_worker.engine_in_process import Engine
+from tests.parts.drafts.lengths import drafting_of
+from tests.parts.drafts.worker.drafters import Always
 from tests.real.conftest import FLAGS, Oracle
 from tests.real.fetched import gemma3, only_real, smollm2, the_file
 
@@ -87,7 +88,7 @@ def expected(model: Path, prompts: list[list[int]], oracle: Oracle) -> list[list
 
 def test_in_a_tight_pool_with_drafts(model: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     engine = Engine(model, **tight(model, prompts), speculative_config=NGRAM)
-    engine.scheduler.drafting.lengths = always = Always(engine.hello.max_drafts)
+    drafting_of(engine.scheduler).lengths = always = Always(engine.hello.max_drafts)
     assert [sequences[0] for sequences in engine.run(prompts, GREEDY)] == expected
     assert engine.scheduler.stats().num_preemptions > 0
     assert always.num_guessed > always.num_right > 0

@@ -9,7 +9,9 @@ from penstock.core.scheduling.part import Ending, SchedulerPart
 from penstock.core.scheduling.step_record import Blocked
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.core.steps.plan_builder import InFlightStep
+from penstock.ipc.messages import StepResult
 from penstock.parts.policies.options import FCFS, PolicyOptions
 from penstock.parts.policies.scheduler.hooks import Hooks
 from penstock.parts.policies.scheduler.levels import Levels
@@ -93,7 +95,7 @@ class Order(SchedulerPart):
         self.levels.admitted(seq.request, self._view.now)
         return num_cached
 
-    def stepped(self, step: InFlightStep) -> None:
+    def stepped(self, step: InFlightStep, result: StepResult, outcome: DraftOutcome | None) -> None:
         if self._hooks.on_step is not None:
             self._hooks.on_step(step)
 

@@ -87,8 +87,7 @@ class Tracing(EnginePart):
 
     def returned(self, result: StepResult, told: Collection[TokenBatch], received: float) -> None:
         assert self._engine.scheduler is not None, "it has planned the step"
-        drafts = self._engine.scheduler.drafting.of_last
-        self._trace.returned(result, received, (monotonic() - received) * 1e6, drafts)
+        self._trace.returned(result, received, (monotonic() - received) * 1e6, self._engine.scheduler.outcome)
 
     def on_workers_lost(self) -> None:
         self._trace.forget_planned()

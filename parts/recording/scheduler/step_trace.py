@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 import structlog
 
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import StepResult
 
@@ -40,11 +41,11 @@ class StepTrace:
         """A step was scheduled (in `schedule_us`) and sent at `sent` (monotonic seconds)."""
         self._planned.append((step_id, schedule_us, sent, record))
 
-    def returned(self, result: StepResult, received: float, process_us: float, drafts: tuple[int, int]) -> None:
-        """A step's result has arrived: write its line. `drafts`: how many tokens were guessed, and accepted."""
+    def returned(self, result: StepResult, received: float, process_us: float, outcome: DraftOutcome | None) -> None:
+        """A step's result has arrived: write its line. `outcome`: what came of its drafts, if it had any."""
         planned_id, schedule_us, sent, record = self._planned.popleft()
         assert planned_id == result.step_id
-        num_guessed, num_accepted = drafts
+        num_guessed, num_accepted = outcome.sums if outcome else (0, 0)
         times = {
             "step_id": planned_id,
             "t_schedule_us": round(schedule_us, 1),

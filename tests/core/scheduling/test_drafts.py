@@ -12,14 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.scheduling.scheduler import Deltas, UnexpectedResultError
-from penstock.core.steps.draft_lengths import AdaptiveLengths
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import StepResult
+from penstock.parts.drafts.scheduler.adaptive import AdaptiveLengths
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import Row, next_token, solo_run
 from tests.core.kv.test_window_pages import window_limits
 from tests.core.scheduling.test_scheduler_traces import random_limits, random_trace
 from tests.faults.soak import sized
+from tests.parts.drafts.lengths import drafting_of
 
 PROMPT = [5, 6, 7]
 
@@ -168,8 +169,8 @@ class Timed(Driver):
         self._adapt()
 
     def _adapt(self) -> None:
-        if self.scheduler.drafting.lengths is not None:
-            self.scheduler.drafting.lengths = AdaptiveLengths(self.limits.max_drafts)
+        if self.limits.max_drafts:
+            drafting_of(self.scheduler).lengths = AdaptiveLengths(self.limits.max_drafts)
 
     def process(self) -> Deltas:
         num_guessed = sum(unpack_int32(self.results[0].num_drafted))

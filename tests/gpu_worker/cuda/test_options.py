@@ -18,7 +18,6 @@ from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.messages import Pooling, SamplingParams, StepPlan
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.gpu_worker.drafting.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import Scored
@@ -26,6 +25,8 @@ from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.formats import writers
 from tests.gpu_worker.formats.reference import QuantizedReference
 from tests.gpu_worker.formats.writers import Writer
+from tests.parts.drafts.lengths import drafting_of
+from tests.parts.drafts.worker.drafters import DRAFTERS, Always, speculative
 from tests.parts.host.test_host_moves import totals_of
 
 pytestmark = [
@@ -159,7 +160,7 @@ def test_drafts(checkpoint: Make, tmp_path: Path, name: str) -> None:
     asked = [GREEDY, SEEDED, GREEDY, GREEDY]
     expected = Engine(folder, **options).run(texts, asked)
     engine = Engine(folder, speculative_config=speculative(name, model, tmp_path / "draft"), **options)
-    always = engine.scheduler.drafting.lengths = Always(engine.hello.max_drafts)
+    always = drafting_of(engine.scheduler).lengths = Always(engine.hello.max_drafts)
     assert engine.run(texts, asked) == expected
     for i in (0, 2, 3):
         assert greedy_errors(model, texts[i], expected[i][0])[0] == []

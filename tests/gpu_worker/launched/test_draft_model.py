@@ -6,14 +6,16 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.steps.drafts import DraftOutcome, FixedLengths
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.ipc.messages import SamplingParams
+from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
 from tests.gpu_worker.launched.launch_kinds import recorded_kinds
+from tests.parts.drafts.lengths import drafting_of
 
 PROMPTS = prompts((30, 5), seed=2)
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -39,7 +41,7 @@ def test_tokens_are_those_of_the_cpu(checkpoint: Callable[..., Checkpoint], monk
     device = use_fake_cuda(monkeypatch)
     speculative = json.dumps({"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2})
     engine = Engine(folder, device="cuda", speculative_config=speculative, **options)
-    lengths = engine.scheduler.drafting.lengths = Lengths(2)
+    lengths = drafting_of(engine.scheduler).lengths = Lengths(2)
     assert engine.run(PROMPTS, SAMPLING) == expected
     assert lengths.num_guessed >= 4
     assert lengths.num_right >= 0.9 * lengths.num_guessed
@@ -55,7 +57,7 @@ def test_warm_up_meets_what_it_launches(checkpoint: Callable[..., Checkpoint], m
     options = schedule(100, 16, 1, num_tokens=3000, cached=True)
     speculative = json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2})
     engine = Engine(folder, device="cuda", max_num_seqs=6, speculative_config=speculative, **options)
-    engine.scheduler.drafting.lengths = Lengths(2)
+    drafting_of(engine.scheduler).lengths = Lengths(2)
     known = dict(kinds)
     kinds.clear()
     engine.run(prompts((1, 2, 5, 17, 90, 150, 300, 40, 64), seed=3), GREEDY)

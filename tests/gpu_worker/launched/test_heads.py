@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.gpu_worker.drafting.eagle_heads import eagle3_guesses, write_eagle3
-from tests.gpu_worker.drafting.engines import GREEDY, spied, with_head
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
+from tests.parts.drafts.worker.eagle_heads import eagle3_guesses, write_eagle3
+from tests.parts.drafts.worker.engines import GREEDY, spied, with_head
 
 PROMPTS = prompts((12,), seed=2)
 FEW = replace(GREEDY, max_tokens=4)

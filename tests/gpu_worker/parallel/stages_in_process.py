@@ -19,13 +19,14 @@ from penstock.config import Config
 from penstock.config.groups.parallel import ParallelOptions
 from penstock.config.ranks import Place, Rank
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.steps.drafts import FixedLengths
 from penstock.gpu_worker.parallel.alone import Alone
 from penstock.gpu_worker.startup import loaded, start
 from penstock.gpu_worker.steps.stage_runner import StageRunner
 from penstock.ipc.messages import StepPlan, StepResult
 from tests.gpu_worker.engine_in_process import Engine, make_config
-from tests.gpu_worker.remembered import Remembered
+from tests.parts.drafts.drafters import draft_with
+from tests.parts.drafts.lengths import draft_always
+from tests.parts.drafts.worker.remembered import Remembered
 
 _PATIENCE = 120.0  # seconds until something is due
 
@@ -144,8 +145,8 @@ class StagedEngine(Engine):
         self.scheduler = Scheduler(config, limits)
         if texts is not None:
             for each in self.stages.started:
-                each.runner.draft_with(partial(Remembered, texts))
-            self.scheduler.drafting.lengths = FixedLengths(3)
+                draft_with(each.runner, partial(Remembered, texts))
+            draft_always(self.scheduler, 3)
         self._pending = deque()
         self._num_added = 0
         self.outputs, self.last_delta = {}, {}

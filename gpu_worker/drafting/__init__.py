@@ -1,1 +1,0 @@
-"""Drafters, which guess tokens; one file each."""

@@ -1,1 +1,0 @@
-"""The checkpoints of drafters: draft models, and heads that get a model's hidden states."""

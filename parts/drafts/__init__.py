@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens drafted ahead of the model, which verifies several in one step (docs/speculation.md)."""
