@@ -34,9 +34,9 @@ class WorkerLimits:
     failed_tiers: tuple[str, ...] = ()
     num_stages: int = 1
     hands_over: bool = False  # whether pages are handed over to or from other engines
-    max_drafts: int = 0  # tokens that the worker guesses for a row in a step
-    drafter: str = ""  # the drafter's kind, even if it could not be set up
-    draft_page_bytes: int = 0  # kept by the drafter beside each page
+    max_drafts: int = 0  # positions that a decode computes beyond its own
+    drafter: str = ""  # what guesses tokens for them, even if it could not be set up
+    draft_page_bytes: int = 0  # that it keeps beside each page
     has_states: bool = False  # whether some layers keep a state of each row: pages alone are not enough to start
     num_snapshots: int = 0  # most snapshots of these states at a time
     max_embedding_bytes: int = 0  # of all images at a time; 0: the model takes no images
