@@ -14,7 +14,7 @@ parts: the laboratory, and the replay of recordings.
 """
 
 NAMES = (
-    "grammars", "disk", "images", "handover", "pooling", "experts", "policies", "batching", "routing", "recording",
-    "watching", "open_inference",
+    "grammars", "disk", "images", "handover", "pooling", "encoders", "experts", "policies", "batching", "routing",
+    "recording", "watching", "open_inference",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

@@ -147,6 +147,7 @@ class AsyncLLM:
         """
         params = sampling_params or SamplingParams()
         service = await self._ready_service()
+        service.check_draws()
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
         try:
             valid, output, images = await self._read(service, prompt, params, record)

@@ -98,8 +98,9 @@ class Scheduler:
         self.drafting.follow(limits)
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self.options.enable_prefix_caching, tier_totals=self.tier_totals,
-            has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
+            enable_prefix_caching=self.options.enable_prefix_caching and not limits.texts_are_whole,
+            tier_totals=self.tier_totals, has_states=limits.has_states,
+            snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
         self._swapping = swapping = make_swapping(self.options.preemption, self.kv.tiers, limits, self.pace)
         self.running = RunningSet(limits.max_num_seqs, num_stages)

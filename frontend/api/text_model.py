@@ -17,6 +17,9 @@ from penstock.frontend.text.infill import Infill, infill_of
 from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import SamplingDefaults
+from penstock.models.classes import class_names
+from penstock.models.described import model_config_of
+from penstock.models.description.model_config import ModelConfig
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.source import Checkpoint, eos_token_ids
 from penstock.models.finding.registry import open_model, served_model_names
@@ -37,6 +40,8 @@ class TextModel:
     infill: Infill | None = None  # None: the model cannot fill in the middle
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     embeddings: Embeddings = field(default_factory=Embeddings)
+    draws_tokens: bool = True  # False: the model turns texts into vectors or classes only
+    classes: tuple[str, ...] = ()  # the names of a classifier's classes
     digest: str = ""  # of everything that turns requests into tokens, and tokens into text
     hides_calls: bool = False  # the template shows tools, but no past calls
 
@@ -71,6 +76,8 @@ def load_text_model(config: Config) -> TextModel:
         eos = (tokenizer.eos_token_id,)
     template = load_chat_template(checkpoint, config.frontend.chat_template, tokenizer.special_tokens)
     source = "" if template is None else template.source
+    described = _described(config, checkpoint)
+    num_classes = 0 if described is None else described.num_classes
     tool_parser, reasoning_parser = config.frontend.tool_call_parser, config.frontend.reasoning_parser
     return TextModel(
         names=served_model_names(config),
@@ -84,9 +91,22 @@ def load_text_model(config: Config) -> TextModel:
         ),
         infill=infill_of(tokenizer, checkpoint.tokenizer_config),
         tokenizer_config=checkpoint.tokenizer_config,
-        embeddings=embeddings_of(checkpoint, config.frontend),
+        embeddings=embeddings_of(checkpoint, config.frontend, described),
+        draws_tokens=described is None or described.draws_tokens,
+        classes=class_names(checkpoint, num_classes),
         digest=_digest(config, checkpoint, source),
     )
+
+
+def _described(config: Config, checkpoint: Checkpoint) -> ModelConfig | None:
+    """The model's description; None if config.json names no architecture, which is for the workers to refuse.
+
+    What config.json says is enough, but for embedding models: these may be stored without a matrix of logits.
+    """
+    if not checkpoint.config.get("architectures"):
+        return None
+    has_weights = config.worker.load_format != "dummy" and bool(checkpoint.embedding_modules())
+    return model_config_of(checkpoint, config.model.model_impl, with_weights=has_weights)
 
 
 def _digest(config: Config, checkpoint: Checkpoint, template: str) -> str:

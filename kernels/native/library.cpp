@@ -192,7 +192,7 @@ int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int
   return kDone;
 }
 
-// A product alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
+// A product alone: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
 int penstock_linear(const Linear* layer, const float* x, int stride, int num_tokens, float* packed, float* out,
                     int out_stride) {
   return answer([&] {
