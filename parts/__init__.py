@@ -15,6 +15,6 @@ parts: the laboratory, and the replay of recordings.
 
 NAMES = (
     "grammars", "disk", "images", "handover", "pooling", "encoders", "experts", "policies", "batching", "routing",
-    "recording", "watching", "open_inference",
+    "recording", "watching", "open_inference", "scores",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

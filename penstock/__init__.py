@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from penstock.config import ConfigError
     from penstock.frontend.errors import ApiError
     from penstock.llm import LLM
-    from penstock.outputs import BatchError, CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from penstock.outputs import (
+        BatchError,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -19,13 +28,16 @@ __all__ = [
     "ApiError",
     "AsyncLLM",
     "BatchError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingRequestOutput",
     "Logprob",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 
@@ -35,7 +47,17 @@ _HOMES = {
     "ApiError": "frontend.errors",
     "ConfigError": "config",
     **dict.fromkeys(
-        ("BatchError", "CompletionOutput", "EmbeddingRequestOutput", "Logprob", "RequestOutput"), "outputs"
+        (
+            "BatchError",
+            "ClassificationRequestOutput",
+            "CompletionOutput",
+            "EmbeddingRequestOutput",
+            "Logprob",
+            "PoolingRequestOutput",
+            "RequestOutput",
+            "ScoringRequestOutput",
+        ),
+        "outputs",
     ),
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"),
 }

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -206,16 +207,20 @@ class PromptReader:
         ]
 
     async def encode_pairs(
-        self, pairs: list[tuple[str, str]], client: str, *, field: str, most: int
+        self, pairs: list[tuple[str, str]], client: str, *, field: str, most: int = 0, most_of_second: int = 0
     ) -> list[tuple[list[int], int]]:
         """The token ids of each pair of texts, as `TextTokenizer.encode_pair` makes them. Raises the same errors."""
         num_chars = sum(len(first) + len(second) for first, second in pairs)
         if num_chars <= SHORT_TEXT:
+            encode = partial(self._tokenizer.encode_pair, most=most, most_of_second=most_of_second)
             async with self._thread(client, num_chars):
-                encode = self._tokenizer.encode_pair
-                return await self._tokenizer.off_loop(lambda: [encode(*pair, most) for pair in pairs])
-        asked = (self._tokenized(["pair", [*pair], most], field, client, len(pair[0]) + len(pair[1])) for pair in pairs)
-        return [(ids, second_from) for ids, second_from in [await answer for answer in asked]]
+                return await self._tokenizer.off_loop(lambda: [encode(*pair) for pair in pairs])
+        found = []
+        for first, second in pairs:
+            question = ["pair", [first, second, most, most_of_second], None]
+            ids, second_from = await self._tokenized(question, field, client, len(first) + len(second))
+            found.append((ids, second_from))
+        return found
 
     async def encode_plain(self, texts: list[str], client: str, *, field: str) -> list[list[int]]:
         """Tokenize texts without adding special tokens, and read those that are spelled out in them as plain text.

@@ -239,16 +239,24 @@ class TextTokenizer:
         ids = self._encode(first, add_special_tokens=add_special_tokens, seam="")
         return [*ids, *(i for part in rest for i in self._encode(part, add_special_tokens=False, seam=""))]
 
-    def encode_pair(self, first: str, second: str, most: int) -> tuple[list[int], int]:
-        """Two texts to the ids of both, in the calling thread; the longer one is cut so that there are at most so many.
+    def encode_pair(self, first: str, second: str, *, most: int = 0, most_of_second: int = 0) -> tuple[list[int], int]:
+        """Two texts to the ids of both, in the calling thread.
+
+        Args:
+            first: a text.
+            second: another one.
+            most: ids that are returned: the longer text is cut; 0: all.
+            most_of_second: of these for the second text, which is cut; 0: all.
 
         Returns:
             the ids, and where the second text begins if the tokenizer gives its tokens a type of their own; else 0.
         """
         encoding = self._tokenizer.encode(first, second, add_special_tokens=True)
-        if len(encoding.ids) > most:
-            room = max(2, most - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+        if most_of_second or 0 < most < len(encoding.ids):
+            room = max(2, (most or len(encoding.ids)) - self._tokenizer.num_special_tokens_to_add(is_pair=True))
             one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            if most_of_second:
+                other.truncate(most_of_second)
             lengths = _shares(len(one.ids), len(other.ids), room)
             one.truncate(lengths[0])
             other.truncate(lengths[1])

@@ -107,8 +107,8 @@ for _family in (
     register(_family)
 ARCHITECTURES = tuple(_FAMILIES)
 """The supported architectures that generate text."""
-for _family in (BERT, DENSE_POOLED, MODERN_BERT, NOMIC_BERT, ROBERTA):
-    register(_family)
+for _pooled in (BERT, DENSE_POOLED, MODERN_BERT, NOMIC_BERT, ROBERTA):
+    register(_pooled)
 POOLED_ARCHITECTURES = tuple(name for name in _FAMILIES if name not in ARCHITECTURES)
 """Those that turn texts into vectors or classes only."""
 

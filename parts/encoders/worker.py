@@ -1,6 +1,7 @@
 """What an encoder must know of its rows beside their tokens: where the second text of a pair begins."""
 
 import numpy as np
+import structlog
 import torch
 from msgspec.structs import replace
 
@@ -9,6 +10,8 @@ from penstock.gpu_worker.models.encoder import EncoderModel
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import StepPlan, WorkerHello
+
+log = structlog.get_logger()
 
 
 class Pairs(RowPart):
@@ -24,7 +27,11 @@ class Pairs(RowPart):
         return cls(model, context.device) if isinstance(model, EncoderModel) else None
 
     def hello(self, hello: WorkerHello) -> WorkerHello:
-        return replace(hello, texts_are_whole=True)
+        """Texts are whole, so no text is longer than a step."""
+        most = hello.max_num_batched_tokens
+        if most < hello.max_model_len:
+            log.info("texts are limited by a step's tokens", max_num_batched_tokens=most, positions=hello.max_model_len)
+        return replace(hello, texts_are_whole=True, max_model_len=min(most, hello.max_model_len))
 
     def enter(self, plan: StepPlan) -> None:
         if self._model.config.num_types < 2 or not plan.new_rows:

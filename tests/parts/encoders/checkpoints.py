@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 SIZES: dict[str, Any] = {
@@ -34,6 +38,7 @@ CASES = {
     "bert": Case("BertModel", "BertConfig", {}, True),
     "bert, relu": Case("BertModel", "BertConfig", {"max_position_embeddings": LONGEST, "hidden_act": "relu"}),
     "bert, classes": Case("BertForSequenceClassification", "BertConfig", {"num_labels": 3}, True),
+    "bert, one class": Case("BertForSequenceClassification", "BertConfig", {"num_labels": 1}, True),
     "roberta": Case("RobertaModel", "RobertaConfig", {"pad_token_id": 1, "max_position_embeddings": LONGEST + 2}),
     "roberta, one class": Case("RobertaForSequenceClassification", "RobertaConfig", {"num_labels": 1}),
     "xlm-r, classes": Case(
@@ -109,3 +114,20 @@ def says(folder: Path, *modules: tuple[str, dict[str, Any]], **files: Any) -> No
     (folder / "modules.json").write_text(json.dumps(listed))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+WORDS = [f"w{i}" for i in range(SIZES["vocab_size"] - 6)]
+
+
+def add_tokenizer(folder: Path, *, has_types: bool = True, pairs: str = "[CLS] $A [SEP] $B [SEP]") -> Tokenizer:
+    """Words of their own, between marks as in BERT; `has_types`: the second text of a pair has another type."""
+    specials = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "no", "yes"]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(specials + WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    second = pairs.replace("$B [SEP]", "$B:1 [SEP]:1") if has_types else pairs
+    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", second, [("[CLS]", 1), ("[SEP]", 2)])
+    tokenizer.add_special_tokens(specials[:4])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return tokenizer
