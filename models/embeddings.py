@@ -13,6 +13,7 @@ from penstock.models.parsing.json_fields import JsonFields, shown
 PoolingKind = Literal["last", "mean", "cls", "max"]
 DenseActivation = Literal["identity", "tanh", "relu", "sigmoid", "gelu", "silu"]
 
+_ENDLESS = 1 << 30
 _MODES: dict[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -65,13 +66,15 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
     is_normalized = True
     modules = checkpoint.embedding_modules()
     size, max_len = _hidden_size(checkpoint), 0
+    if modules or isinstance(model, Encoder):
+        max_len = _longest(checkpoint)
     if modules:
         is_normalized = any(name == "Normalize" for name, _ in modules)
         for name, settings in modules:
             if name == "Pooling" and options.pooling == "auto":
                 kind = _kind_of({key: value for key, value in settings.items() if value})
             elif name == "Transformer":
-                max_len = JsonFields("sentence_bert_config.json", settings).whole("max_seq_length", 0, least=0)
+                max_len = JsonFields("sentence_bert_config.json", settings).whole("max_seq_length", max_len, least=0)
             elif name not in ("Pooling", "Dense", "Normalize") and options.pooling == "auto":
                 raise ConfigError(
                     f"modules.json: the module {shown(name)} is not supported, only sentence-transformers' {_SERVED}; "
@@ -102,6 +105,12 @@ def dense_modules(checkpoint: Checkpoint) -> list[Dense]:
             sizes = fields.whole("in_features"), fields.whole("out_features")
             found.append(Dense(number, *sizes, fields.flag("bias", True), _ACTIVATIONS[activation]))
     return found
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    """Return the tokenizer's own limit; 0 if it has none, for which transformers writes an enormous number."""
+    found = checkpoint.tokenizer_config.get("model_max_length")
+    return found if isinstance(found, int) and 0 < found < _ENDLESS else 0
 
 
 def _prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str]:

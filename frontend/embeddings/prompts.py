@@ -27,14 +27,21 @@ def asked_prompt(request: EmbeddingRequest, kind: Embeddings) -> tuple[str, tupl
     if len(named) > 1:
         raise InvalidParameter(f"only one of {', '.join(named)} can name the prompt", param=next(iter(named)))
     [(field, name)] = named.items()
-    known = next((each for each in (name, *_others(name)) if each in kind.prompts), None)
-    if known is not None:
-        return kind.prompts[known], ()
+    if name in kind.prompts:
+        return kind.prompts[name], ()
+    if (found := same_prompt(name, kind)) is not None:
+        return found, ()
     if kind.prompts or field == "prompt_name":
         has = f"its prompts are {', '.join(kind.prompts)}" if kind.prompts else "it has no prompts"
         raise InvalidParameter(f"{field}: the model has no prompt {name[:64]!r}; {has}", param=field)
     return "", (f"{field}: no effect, the model has no prompts",)
 
 
-def _others(name: str) -> tuple[str, ...]:
-    return next((same for same in _SAME if name in same), ())
+def same_prompt(name: str, kind: Embeddings) -> str | None:
+    """Return the text of a prompt that the model may have under other names, too; None if it has none of these.
+
+    sentence-transformers writes empty prompts into files for names that a model does not use.
+    """
+    same = next((same for same in _SAME if name in same), ())
+    found = [kind.prompts[each] for each in same if each in kind.prompts]
+    return next(filter(None, found), "") if found else None

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.embeddings.embeddings import floats
+from penstock.frontend.embeddings.prompts import same_prompt
 from penstock.frontend.errors import ContextLengthExceeded, NotGenerated
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.common import ValidRequest
@@ -99,8 +100,8 @@ async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[
     usual = kind.prompts.get(kind.default_prompt, "")
     before = [usual, usual]
     if pairs.are_searched:
-        names = (("query", "search_query"), ("document", "passage", "search_document"))
-        before = [next((kind.prompts[name] for name in some if name in kind.prompts), usual) for some in names]
+        found = [same_prompt(name, kind) for name in ("query", "document")]
+        before = [usual if prompt is None else prompt for prompt in found]
     texts = [before[0] + text for text in pairs.firsts] + [before[1] + text for text in pairs.seconds]
     prompts = await service.prompts.encode_inputs(texts, record.tenant, field="documents", add_special_tokens=True)
     added = service.model.tokenizer.added
