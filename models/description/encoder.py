@@ -90,6 +90,10 @@ class Encoder(ModelConfig, frozen=True, kw_only=True):
         return ()
 
     @property
+    def why_whole(self) -> str:
+        return "is an encoder"
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

@@ -48,6 +48,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 0
 
     @property
+    def why_whole(self) -> str:
+        """Why it can neither be split nor quantized, after its name; for models that are no described decoders."""
+        return "is computed by transformers' code"
+
+    @property
     def num_layers(self) -> int:
         return len(self.kv)
 

@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.config import ConfigError
+from penstock.config.groups.parallel import ParallelOptions
+from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.ipc.messages import Pooling, PoolingKind, SamplingParams, SequenceDelta
+from penstock.models.shards.rank_part import rank_part
 from tests.gpu_worker.engine_in_process import Engine
 from tests.parts.encoders.checkpoints import CASES, Reference, make, says
 
@@ -138,3 +141,23 @@ def test_refused(references: dict[str, Reference]) -> None:
     assert not engine.has_work
     [vector] = engine.pool([([5] * 40, Pooling("cls"))])
     check(vector, functional.normalize(references["bert"].states([5] * 40)[0], dim=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}, "draws no tokens"),
+        ({"host_kv_gib": 0.1}, "keeps nothing"),
+        ({"quantization": "int8"}, "is an encoder, with floats only"),
+    ],
+)
+def test_options_without_use_are_refused(references: dict[str, Reference], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Pooled(references["bert"].folder, **options)
+
+
+@pytest.mark.parametrize("count", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_it_is_not_split(references: dict[str, Reference], count: dict[str, int]) -> None:
+    config = load_model_config(references["bert"].folder)
+    with pytest.raises(ConfigError, match="is an encoder, which cannot be split"):
+        rank_part(config, ParallelOptions(**count), 0)
