@@ -22,7 +22,8 @@ TEXTS = [
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_similarities(kernels: str) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers  # takes seconds
+
     folder = the_file(minilm)
     right = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     with LLM(folder, device="cpu", dtype="float32", cpu_kernels=kernels) as llm:

@@ -156,8 +156,10 @@ def test_options_without_use_are_refused(references: dict[str, Reference], optio
         Pooled(references["bert"].folder, **options)
 
 
-@pytest.mark.parametrize("count", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_it_is_not_split(references: dict[str, Reference], count: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options", [ParallelOptions(tensor_parallel_size=2), ParallelOptions(pipeline_parallel_size=2)]
+)
+def test_it_is_not_split(references: dict[str, Reference], options: ParallelOptions) -> None:
     config = load_model_config(references["bert"].folder)
     with pytest.raises(ConfigError, match="is an encoder, which cannot be split"):
-        rank_part(config, ParallelOptions(**count), 0)
+        rank_part(config, options, 0)

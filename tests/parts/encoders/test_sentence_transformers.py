@@ -1,20 +1,18 @@
 """Folders as sentence-transformers saves them: its own vectors and scores, in fp32, prompts and lengths included."""
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sentence_transformers
+import torch
+import transformers
+from sentence_transformers.sentence_transformer import modules
 
 from penstock import LLM, ApiError, ConfigError
-from tests.parts.encoders.checkpoints import CASES, WORDS, add_tokenizer, make
-
-sentence_transformers = pytest.importorskip("sentence_transformers")
-try:
-    from sentence_transformers.sentence_transformer import modules
-except ImportError:  # releases before 5.4
-    from sentence_transformers import models as modules
+from tests.parts.encoders.checkpoints import CASES, SIZES, WORDS, add_tokenizer, make
 
 TEXTS = ["w1 w2", " ".join(WORDS[3:30]), "w7", "w9 w8 w7 w6", "w1 w2"]
 SMALL: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_num_batched_tokens": 256}
@@ -28,7 +26,7 @@ def encoder(folder: Path, case: str = "bert") -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encoder(tmp_path_factory.mktemp("plain"))
 
 
@@ -104,3 +102,31 @@ def test_cross_encoders(tmp_path: Path, case: str) -> None:
     with LLM(tmp_path / "saved", **SMALL) as llm:
         found = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS, use_tqdm=False)]
     check(found, right)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_decoder_stored_without_its_head(tmp_path: Path, is_tied: bool) -> None:
+    """As Qwen3-Embedding is: by its config.json a causal model, but saved as the library holds it."""
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(
+        **SIZES, num_key_value_heads=2, head_dim=16, bos_token_id=1, eos_token_id=2, tie_word_embeddings=is_tied
+    )
+    base = transformers.Qwen3Model(config).eval()
+    with torch.no_grad():
+        for weight in base.parameters():
+            weight.copy_(0.15 * torch.randn_like(weight) + (weight.ndim == 1))
+    base.save_pretrained(tmp_path / "base")
+    add_tokenizer(tmp_path / "base")
+    prompts = {"query": "w50 w51 ", "document": ""}
+    model = saved(
+        tmp_path / "base", tmp_path / "saved", modules.Pooling(64, "lasttoken"), modules.Normalize(), prompts=prompts
+    )
+    path = tmp_path / "saved" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}))
+    with LLM(tmp_path / "saved", **SMALL) as llm:
+        check([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)], model.encode(TEXTS))
+        if is_tied:
+            assert llm.generate("w1", use_tqdm=False)[0].outputs
+        else:
+            with pytest.raises(ApiError, match="generates none"):
+                llm.generate("w1", use_tqdm=False)
