@@ -91,7 +91,7 @@ def _valid(
     length = context_length(options, warnings, rules)
     record.warnings += warnings
     valid = read_embedding(service, rules, wanted)
-    return replace(valid, common=replace(valid.common, max_model_len=length))
+    return replace(valid, common=replace(valid.common, max_model_len=min(length, valid.common.max_model_len)))
 
 
 def _written(model: str, vectors: Vectors, told: OllamaFigures) -> bytes:

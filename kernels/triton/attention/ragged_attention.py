@@ -14,7 +14,8 @@ from penstock.kernels.triton.attention.prefill import find_row
 from penstock.kernels.triton.attention.tiles import LOG2E
 from penstock.kernels.triton.device import next_power_of_two
 
-_BLOCK_Q, _BLOCK_N = 64, 64
+_BLOCK, _BLOCK_FP32 = 64, 16
+"""Queries, and keys, of a tile. Exact products of fp32 take many registers, so their tiles are smaller."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "reach"])
@@ -87,8 +88,9 @@ def ragged_attention_triton(qkv: Tensor, rows: RaggedRows, scale: float, reach: 
     """As `ragged_attention`."""
     num_tokens, _, num_heads, head_dim = qkv.shape
     out = qkv.new_empty(num_tokens, num_heads, head_dim)
-    num_rows = len(rows.lens)
-    num_tiles = num_tokens // _BLOCK_Q + num_rows
+    num_rows, is_fp32 = len(rows.lens), qkv.dtype == torch.float32
+    block = _BLOCK_FP32 if is_fp32 else _BLOCK
+    num_tiles = num_tokens // block + num_rows
     ragged_attention_kernel[(num_tiles * num_heads,)](
         qkv,
         rows.query_start_loc,
@@ -99,10 +101,10 @@ def ragged_attention_triton(qkv: Tensor, rows: RaggedRows, scale: float, reach: 
         HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK_D=max(16, next_power_of_two(head_dim)),
-        BLOCK_Q=_BLOCK_Q,
-        BLOCK_N=_BLOCK_N,
+        BLOCK_Q=block,
+        BLOCK_N=2 * block if is_fp32 else block,
         HAS_REACH=reach is not None,
-        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if is_fp32 else "tf32",
         num_warps=4,
     )
     return out
