@@ -51,6 +51,7 @@ class Embeddings(NamedTuple):
     max_len: int = 0  # tokens of the longest text; 0: the context
     prompts: Mapping[str, str] = {}  # what is put before a text, by name
     default_prompt: str = ""  # the name of the prompt that is used if none is named; "": none is
+    is_lower: bool = False  # texts are put into lower case first
 
 
 def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: ModelConfig | None = None) -> Embeddings:
@@ -63,7 +64,7 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
         ConfigError: a module or pooling mode of the checkpoint is not supported, and no option replaces it.
     """
     kind: PoolingKind = "mean" if isinstance(model, Encoder) else "last"
-    is_normalized = True
+    is_normalized, is_lower = True, False
     modules = checkpoint.embedding_modules()
     size, max_len = _hidden_size(checkpoint), 0
     if modules or isinstance(model, Encoder):
@@ -72,9 +73,15 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
         is_normalized = any(name == "Normalize" for name, _ in modules)
         for name, settings in modules:
             if name == "Pooling" and options.pooling == "auto":
+                if settings.get("include_prompt") is False:
+                    raise ConfigError(
+                        "the Pooling module leaves out the tokens of prompts (include_prompt: false), which is not "
+                        "supported; --pooling mean includes them"
+                    )
                 kind = _kind_of({key: value for key, value in settings.items() if value})
             elif name == "Transformer":
-                max_len = JsonFields("sentence_bert_config.json", settings).whole("max_seq_length", max_len, least=0)
+                fields = JsonFields("sentence_bert_config.json", settings)
+                max_len, is_lower = fields.whole("max_seq_length", max_len, least=0), fields.flag("do_lower_case")
             elif name not in ("Pooling", "Dense", "Normalize") and options.pooling == "auto":
                 raise ConfigError(
                     f"modules.json: the module {shown(name)} is not supported, only sentence-transformers' {_SERVED}; "
@@ -85,7 +92,7 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
     if options.pooling != "auto":
         kind = options.pooling
     prompts, default = _prompts(checkpoint)
-    return Embeddings(kind, is_normalized, size, max_len, prompts, default)
+    return Embeddings(kind, is_normalized, size, max_len, prompts, default, is_lower)
 
 
 def dense_modules(checkpoint: Checkpoint) -> list[Dense]:

@@ -25,6 +25,7 @@ from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, 
 from penstock.ipc.version import VERSION
 from penstock.models.described import model_config_of
 from penstock.models.description.model_config import ModelConfig
+from penstock.models.embeddings import embeddings_of
 from penstock.models.files.source import LoadError, StoredTensor, fingerprint
 from penstock.models.finding.registry import open_model, served_model_names
 from penstock.models.parsing.text_part import WHOLE_MODELS
@@ -144,7 +145,9 @@ class Banner:
             self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
         else:
             kind = "classes" if self._model.num_classes else "vectors"
-            self._field("answers", f"{kind} of texts of at most {engine.max_model_len:,} tokens; it generates none")
+            longest = embeddings_of(self._checkpoint, options, self._model).max_len or engine.max_model_len
+            told = f"{kind} of texts of at most {min(longest, engine.max_model_len):,} tokens; it generates none"
+            self._field("answers", told)
         if engine.num_host_pages:
             num_host_tokens = engine.num_host_pages * engine.page_size
             self._field("host KV", f"{num_host_tokens:,} tokens: what the pool gives up, and preempted sequences")

@@ -13,6 +13,7 @@ import msgspec
 from penstock.frontend.api.body import read
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
+from penstock.frontend.embeddings.prompts import as_tokenized
 from penstock.frontend.embeddings.schema import (
     EMBEDDINGS,
     Embedding,
@@ -85,8 +86,7 @@ async def encoded(service: Service, record: RequestRecord, valid: ValidEmbedding
     """
     inputs, added = valid.inputs, (0, 0)
     if inputs and isinstance(inputs[0], str):
-        if valid.prompt:
-            inputs = [f"{valid.prompt}{text}" for text in inputs]
+        inputs = [as_tokenized(str(text), valid.prompt, service.model.embeddings) for text in inputs]
         if valid.add_special_tokens:
             added = service.model.tokenizer.added
     prompts = await service.prompts.encode_inputs(

@@ -37,6 +37,11 @@ def asked_prompt(request: EmbeddingRequest, kind: Embeddings) -> tuple[str, tupl
     return "", (f"{field}: no effect, the model has no prompts",)
 
 
+def as_tokenized(text: str, prompt: str, kind: Embeddings) -> str:
+    """Return what is tokenized of a text."""
+    return f"{prompt}{text}".lower() if kind.is_lower else f"{prompt}{text}"
+
+
 def same_prompt(name: str, kind: Embeddings) -> str | None:
     """Return the text of a prompt that the model may have under other names, too; None if it has none of these.
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.embeddings.embeddings import floats
-from penstock.frontend.embeddings.prompts import same_prompt
+from penstock.frontend.embeddings.prompts import as_tokenized, same_prompt
 from penstock.frontend.errors import ContextLengthExceeded, NotGenerated
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.common import ValidRequest
@@ -102,7 +102,8 @@ async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[
     if pairs.are_searched:
         found = [same_prompt(name, kind) for name in ("query", "document")]
         before = [usual if prompt is None else prompt for prompt in found]
-    texts = [before[0] + text for text in pairs.firsts] + [before[1] + text for text in pairs.seconds]
+    sides = zip(before, (pairs.firsts, pairs.seconds), strict=True)
+    texts = [as_tokenized(text, prompt, kind) for prompt, side in sides for text in side]
     prompts = await service.prompts.encode_inputs(texts, record.tenant, field="documents", add_special_tokens=True)
     added = service.model.tokenizer.added
     mosts = [pairs.most] * len(pairs.firsts)

@@ -23,6 +23,7 @@ def prompting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": ""}, {"type": "a.Normalize"}]))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True, "max_seq_length": 12}))
     with live_server(folder, tmp_path_factory.mktemp("s")) as live:
         live.plays(lambda request, _: Script([0], pooled=unit_of(request)))
         yield live
@@ -59,6 +60,13 @@ def test_rerank_knows_queries_from_documents(prompting: LiveServer) -> None:
     asked = texts_asked(prompting, "/rerank", {"query": "water", "documents": ["wind", "pipe"]})
     assert asked == ["wheel: water", "gate: wind", "gate: pipe"]
     assert texts_asked(prompting, "/score", {"text_1": "water", "text_2": "wind"}) == ["water", "wind"]
+
+
+def test_lower_case_and_length(prompting: LiveServer) -> None:
+    """As sentence_bert_config.json says."""
+    assert texts_asked(prompting, "/v1/embeddings", {"input": "WIND", "prompt_name": "query"}) == ["wheel: wind"]
+    error = error_of(post(prompting, "/v1/embeddings", {"input": "gate " * 40}), 400)
+    assert "12 tokens" in error["message"]
 
 
 @pytest.mark.parametrize(
