@@ -18,12 +18,14 @@ from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import SamplingDefaults
 from penstock.models.classes import class_names
-from penstock.models.described import model_config_of
 from penstock.models.description.model_config import ModelConfig
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.source import Checkpoint, eos_token_ids
 from penstock.models.finding.registry import open_model, served_model_names
 from penstock.models.parsing.json_fields import JsonFields
+
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How transformers ends the names of architectures with a matrix of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,17 @@ def load_text_model(config: Config) -> TextModel:
 
 
 def _described(config: Config, checkpoint: Checkpoint) -> ModelConfig | None:
-    """The model's description; None if config.json names no architecture, which is for the workers to refuse.
+    """The model's description; None for a plain language model, or without an architecture.
 
-    What config.json says is enough, but for embedding models: these may be stored without a matrix of logits.
+    What config.json says is enough, but for embedding models: these may be stored without a matrix of logits. All
+    families are imported for it, which costs a frontend time and memory that one of a plain language model saves.
     """
-    if not checkpoint.config.get("architectures"):
+    named, is_for_embeddings = checkpoint.config.get("architectures") or [""], bool(checkpoint.embedding_modules())
+    if not named[0] or (str(named[0]).endswith(_GENERATING) and not is_for_embeddings):
         return None
-    has_weights = config.worker.load_format != "dummy" and bool(checkpoint.embedding_modules())
+    from penstock.models.described import model_config_of
+
+    has_weights = config.worker.load_format != "dummy" and is_for_embeddings
     return model_config_of(checkpoint, config.model.model_impl, with_weights=has_weights)
 
 

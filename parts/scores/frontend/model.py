@@ -9,7 +9,6 @@ from penstock.config import Config, ConfigError
 from penstock.frontend.api.service import Service
 from penstock.ipc.messages import Pooling, PoolingKind
 from penstock.models.classes import ClassActivation, class_activation, score_activation
-from penstock.models.described import model_config_of
 from penstock.models.description.encoder import Encoder
 from penstock.models.files.source import Checkpoint
 from penstock.models.finding.registry import open_model
@@ -59,6 +58,8 @@ class ScoreModel:
 
 def _pooled_by(config: Config, checkpoint: Checkpoint) -> PoolingKind:
     """The position whose state is classified."""
+    from penstock.models.described import model_config_of  # imports all families, and only classifiers need it
+
     described = model_config_of(checkpoint, config.model.model_impl, with_weights=False)
     if not isinstance(described, Encoder):
         return "last"
