@@ -1,6 +1,7 @@
 """An encoder built from its description: its rows have no pages, and all positions of a row are in one step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.activation import Activation, activation
 from penstock.kernels.attention.ragged_attention import RaggedRows, ragged_attention
 from penstock.kernels.experts.held_experts import HeldExperts
+from penstock.kernels.native.attention.ragged import WIDTH, NativeRows
+from penstock.kernels.native.library import Library
 from penstock.kernels.norms import NormWeights, add_norm, norm
 from penstock.models.description.encoder import ClassHead, Encoder, EncoderAttention
 from penstock.models.parsing.rope import RopeConfig
@@ -68,16 +71,18 @@ class EncoderWeights(NamedTuple):
 class EncoderModel:
     """See `Model`."""
 
-    is_batch_invariant = False
     can_be_captured = False
     held_experts: Mapping[int, HeldExperts] = NO_EXPERTS
     enters_rows = False
 
-    def __init__(self, config: Encoder, weights: EncoderWeights, kernels: str) -> None:
-        """`kernels`: what computes the products."""
+    def __init__(self, config: Encoder, weights: EncoderWeights, kernels: str, library: Library | None = None) -> None:
+        """`kernels`: what computes it, as one word; `library`: the native CPU kernels, if these do."""
         self.config = config
         self.head = weights.head
         self.kernels = kernels
+        self._library = library
+        widths = (layer.mlp.size for layer in config.layers)
+        self.is_batch_invariant = library is not None and not any(width % WIDTH for width in widths)
         self._weights = weights
         ropes = {layer.attention.rope for layer in config.layers}
         self._tables: dict[RopeConfig, Tensor] = {rope: torch.empty(0) for rope in ropes if rope is not None}
@@ -118,8 +123,8 @@ class EncoderModel:
         return None
 
     def _in_order_of_length(self, inputs: ForwardInputs) -> tuple[Tensor, RaggedRows] | None:
-        """On a CPU, int64[T]: the tokens in an order in which rows of equal length are neighbours; and these rows."""
-        if inputs.input_ids.is_cuda:
+        """For torch, int64[T]: the tokens in an order in which rows of equal length are neighbours; and these rows."""
+        if inputs.input_ids.is_cuda or self._library is not None:
             return None
         rows = _rows_of(inputs)
         order = np.argsort(rows.lens, kind="stable")
@@ -150,17 +155,20 @@ class EncoderModel:
         if weights.positions is not None and config.positions is not None:
             x = x + functional.embedding(positions + config.positions.offset, weights.positions)
         x = norm(x, weights.embedding_norm)
+        attend = partial(ragged_attention, rows=rows)
+        if self._library is not None:
+            attend = partial(NativeRows(rows).attend, self._library)
         angles = {rope: table.index_select(0, positions) for rope, table in self._tables.items()}
         for layer, block in zip(config.layers, weights.layers, strict=True):
             kind = Activation(layer.mlp.activation, layer.mlp.is_gated)
             if config.norms_are_before:
                 normed = x if block.attention_norm is None else norm(x, block.attention_norm)
-                x = x + self._attended(normed, inputs, rows, layer.attention, block, angles)
+                x = x + self._attended(normed, inputs, attend, layer.attention, block, angles)
                 inner = block.gate_up(norm(x, block.mlp_norm), inputs)
                 x = x + block.down.of_activation(inner, kind, inputs)
             else:
                 x, _ = add_norm(
-                    self._attended(x, inputs, rows, layer.attention, block, angles), x, block.attention_norm
+                    self._attended(x, inputs, attend, layer.attention, block, angles), x, block.attention_norm
                 )
                 x, _ = add_norm(block.down.of_activation(block.gate_up(x, inputs), kind, inputs), x, block.mlp_norm)
         return x if weights.final_norm is None else norm(x, weights.final_norm)
@@ -169,7 +177,7 @@ class EncoderModel:
     def _attended(
         x: Tensor,
         inputs: ForwardInputs,
-        rows: RaggedRows,
+        attend: Callable[..., Tensor],
         attention: EncoderAttention,
         block: EncoderBlock,
         angles: Mapping[RopeConfig, Tensor],
@@ -178,7 +186,7 @@ class EncoderModel:
         qkv = block.qkv(x, inputs).view(-1, 3, attention.num_heads, attention.head_dim)
         if attention.rope is not None:
             _rotate(qkv[:, :2], angles[attention.rope])
-        seen = ragged_attention(qkv.contiguous(), rows, attention.scale, attention.reach)
+        seen = attend(qkv.contiguous(), scale=attention.scale, reach=attention.reach)
         return block.o(seen.flatten(1), inputs)
 
 

@@ -147,6 +147,7 @@ class Library:
             "mask_tokens",
             "read",
             "linear",
+            "activate",
             "attention",
             "route",
             "experts",

@@ -46,12 +46,21 @@ class Pooler(RowPart):
 
     draws = False
 
-    def __init__(self, model: Model, dense: Sequence[Step] = (), classify: Step | None = None) -> None:
-        """`dense`: what a pooled state goes through, for embeddings; `classify`: to the logits of classes."""
+    def __init__(
+        self, model: Model, dense: Sequence[Step] = (), classify: Step | None = None, *, one_by_one: bool = False
+    ) -> None:
+        """Nothing is known of rows yet.
+
+        Args:
+            model: the worker's.
+            dense: what a pooled state goes through, for embeddings.
+            classify: from a pooled state to the logits of classes.
+            one_by_one: whether these two get one state at a time, so that its bits do not depend on the others.
+        """
         self.rows: dict[int, Pooling] = {}
         self._model = model
-        self._dense = dense
-        self._classify = classify
+        self._dense = [partial(_each, step) for step in dense] if one_by_one else dense
+        self._classify = partial(_each, classify) if one_by_one and classify is not None else classify
         self._pooled: dict[int, Tensor] = {}  # fp64[H] or fp32[H], by row
         self._vectors: list[Tensor] = []  # fp32, of the current step
 
@@ -66,7 +75,7 @@ class Pooler(RowPart):
         elif model.config.num_classes and not is_dummy:
             names = own_names_of(checkpoint.tensors(), model.config)
             classify = _product(as_tensor(checkpoint.tensors()[names[CLASSES]]), None, on)
-        return cls(model, dense, classify)
+        return cls(model, dense, classify, one_by_one=on.type == "cpu")
 
     def enter(self, plan: StepPlan) -> None:
         for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
@@ -155,6 +164,10 @@ class Pooler(RowPart):
 
 def _with_vectors(sizes: bytes, result: StepResult, vectors: bytes) -> StepResult:
     return replace(result, pooled=vectors, pooled_sizes=sizes)
+
+
+def _each(step: Step, states: Tensor) -> Tensor:
+    return torch.cat([step(state[None]) for state in states])
 
 
 def _cut(vector: Tensor, pooling: Pooling) -> Tensor:

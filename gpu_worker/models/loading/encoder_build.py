@@ -11,6 +11,7 @@ from penstock.gpu_worker.models.loading.decoder_build import read_norm
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.kernels.activation import Activation
+from penstock.kernels.native.attention.ragged import WIDTH, activate
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.norms import NormWeights
 from penstock.models.description.encoder import Encoder
@@ -28,7 +29,8 @@ class NativeLinear(NamedTuple):
         return self.library.linear(self.packed, x)
 
     def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
-        return self(activation(x), step)
+        width = x.shape[1] // (1 + activation.is_gated)
+        return self(activation(x) if width % WIDTH else activate(self.library, x, activation), step)
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         return self.packed
@@ -75,7 +77,7 @@ def build(config: Encoder, reader: WeightReader) -> Model:
         read_norm(sources.final_norm, activations),
         head(sources.head),
     )
-    return EncoderModel(config, weights, kernels)
+    return EncoderModel(config, weights, kernels, library)
 
 
 def _given(source: NormSource, reader: WeightReader) -> NormWeights:

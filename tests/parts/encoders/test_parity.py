@@ -163,3 +163,16 @@ def test_it_is_not_split(references: dict[str, Reference], options: ParallelOpti
     config = load_model_config(references["bert"].folder)
     with pytest.raises(ConfigError, match="is an encoder, which cannot be split"):
         rank_part(config, options, 0)
+
+
+@pytest.mark.parametrize("name", ["bert, classes", "modernbert, classes of means", "nomic", "roberta"])
+def test_the_same_bits_in_any_batch(references: dict[str, Reference], name: str) -> None:
+    """On the native kernels a text's vector is the same alone and beside others, with any number of threads."""
+    classes = Pooling("mean" if "means" in name else "cls", returns="classes")
+    kinds = [Pooling("mean"), Pooling("max"), *[classes] * ("classes" in name)]
+    asked = [(text, pooling) for text in TEXTS for pooling in kinds]
+    together = Pooled(references[name].folder, num_threads=2).pool(asked)
+    alone = Pooled(references[name].folder, num_threads=1)
+    assert alone.hello.is_batch_invariant
+    for each, vector in zip(asked, together, strict=True):
+        assert torch.equal(alone.pool([each])[0], vector)
