@@ -14,7 +14,7 @@ from penstock.config.removed import why_gone
 
 _DRAFTS = ForeignFlag(use="--speculative-config")
 _LOOKUP = ForeignFlag(use='--speculative-config \'{"method": "ngram", ...}\'')
-_EMBEDS = "a model that generates text makes embeddings, too"
+_EMBEDS = "the checkpoint says what a model does; one that generates text makes embeddings, too"
 _ON_ALREADY = ForeignFlag(why="it is always on", same=("", "true", "True"))
 _OFF = ("off", "false", "False", "0")
 """Behind a switch these are values, and no models."""
@@ -58,9 +58,9 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--rope-scaling": ForeignFlag(why="config.json gives it (rope_scaling)"),
         "--seed": ForeignFlag(why="each request may have a seed"),
         "--config": ForeignFlag(use="flags, or variables PENSTOCK_..."),
-        "--runner": ForeignFlag(why=_EMBEDS, same=("auto", "generate")),
-        "--task": ForeignFlag(why=_EMBEDS, same=("auto", "generate", "embed")),
-        "--convert": ForeignFlag(why=_EMBEDS, same=("auto", "none", "embed")),
+        "--runner": ForeignFlag(why=_EMBEDS, same=("auto", "generate", "pooling")),
+        "--task": ForeignFlag(why=_EMBEDS, same=("auto", "generate", "embed", "score", "classify")),
+        "--convert": ForeignFlag(why=_EMBEDS, same=("auto", "none", "embed", "classify")),
         "--pooler-config": ForeignFlag(use="--pooling"),
         "--override-pooler-config": ForeignFlag(use="--pooling"),
         "--guided-decoding-backend": ForeignFlag(why="there is one grammar backend", same=("auto", "guidance")),

@@ -25,6 +25,7 @@ _BEGINS = ForeignFlag(use="--max-num-batched-tokens")
 _CACHE = ForeignFlag(use="the variable HF_HUB_CACHE")
 _DRAFTS = ForeignFlag(use="--speculative-config")
 _EMBEDS = ForeignFlag(why="a model that generates text makes embeddings, too", same=("",))
+_RERANKS = ForeignFlag(why="a checkpoint that scores pairs does so, and others by their embeddings", same=("",))
 _FROM_CONFIG = ForeignFlag(why="the model's own configuration gives it")
 _LOGGED = ForeignFlag(use="--log-level or --log-format")
 _LOADED = ForeignFlag(why="weights are read in one way", same=("auto",))
@@ -159,7 +160,7 @@ LLAMA_CPP: Mapping[str, ForeignFlag] = {
     **dict.fromkeys(("--no-webui", "--no-ui"), ForeignFlag(use="--web-ui off")),
     **dict.fromkeys(("--tools", "--mcp-servers-config", "--mcp-servers-json", "-ag", "--agent"), _NO_TOOLS),
     "--embedding": _EMBEDS,
-    **dict.fromkeys(("--rerank", "--reranking"), ForeignFlag(why="there are no rerankers")),
+    **dict.fromkeys(("--rerank", "--reranking"), _RERANKS),
     **dict.fromkeys(("-v", "--verbose", "-lv", "--verbosity", "--log-verbosity", "--log-disable"), _LOGGED),
     **dict.fromkeys(("--log-jsonl", "--log-colors", "--log-prefix", "--log-timestamps"), _LOGGED),
     "--log-file": ForeignFlag(why="redirect the standard error, where the log goes"),

@@ -29,14 +29,16 @@ from penstock.models.description.decoder import (
     SideBySide,
 )
 from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
-from penstock.models.families.registry import ARCHITECTURES
+from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES
 from penstock.models.parsing.by_transformers import architectures as types_of_architectures
 from penstock.models.parsing.family import Family
 from penstock.models.weights.decoder import decoder_tensors
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
+from tests.models.published_encoders import ENCODERS
 from tests.models.published_models import PUBLISHED, Published
 from tests.models.test_published_models import decoder_of, kv_bytes
+from tests.parts.encoders.checkpoints import CASES as ENCODER_CASES
 
 PAGE = Path(__file__).parent / "models.md"
 
@@ -92,6 +94,12 @@ _TITLES = {
     "starcoder": ("StarCoder 2", ()),
 }
 """A family's file -> its title, and the words by which chat formats name its models."""
+_ENCODER_TITLES = {
+    "bert": ("BERT, RoBERTa, XLM-R, CamemBERT", ("Bert", "Roberta", "XLMRoberta", "Camembert")),
+    "modernbert": ("ModernBERT", ("ModernBert",)),
+    "nomic_bert": ("NomicBERT", ("NomicBert",)),
+}
+"""A file of encoders -> its title, and how its architectures begin."""
 OF_NO_FAMILY = {
     "any other", "Apertus", "Apriel 1.5 and 1.6 Thinker", "InternLM 2.5", "InternLM 3", "Jamba 1.5 to 1.7", "MiniCPM 5",
     "Muse Glimmer", "Solar Open", "Step 3.5",
@@ -329,10 +337,23 @@ def types_by_transformers() -> str:
     return _codes(OF_TRANSFORMERS) + "\n"
 
 
+def encoder_table() -> str:
+    """Each family of encoders, its published models and tested options."""
+    rows = ["| family | architectures | published models | tested options |", "|" + " --- |" * 4]
+    for file, (title, starts) in _ENCODER_TITLES.items():
+        names = [name for name in POOLED_ARCHITECTURES if name.startswith(starts)]
+        published = [model.name.partition("/")[2] for model in ENCODERS if model.architecture in names]
+        tested = [name for name, case in ENCODER_CASES.items() if case.model in names]
+        assert Path(families.__path__[0], f"{file}.py").exists()
+        rows.append(_row(f"{title} (`{file}.py`)", _codes(names), ", ".join(published), "; ".join(tested)))
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with what belongs there."""
     parts = {
         "The table of families": family_tables(),
+        "The table of encoders": encoder_table(),
         "The table of published models": published_table(),
         "The list of types": types_by_transformers(),
     }

@@ -81,6 +81,10 @@ class ModelNotFound(InvalidRequest, status=404, code="model_not_found"):
     """The request names a model that is not served here."""
 
 
+class NotGenerated(InvalidRequest, status=404, code="model_not_supported"):
+    """The served model does not do what the route does."""
+
+
 class EngineNotFound(InvalidRequest, status=404, code="engine_not_found"):
     """There is no engine of this name behind the server."""
 

@@ -31,11 +31,20 @@ def model_config_of(
         LoadError: there are no weights, or they cannot be read.
     """
     config = with_quantization(parse_model_config(checkpoint.config, impl), quantization)
+    if with_weights and isinstance(config, Decoder) and _lacks_head(config, checkpoint):
+        config = replace(config, tied_embeddings=True, draws_tokens=False)
     if not with_weights or not isinstance(config, Decoder) or _first_mixture(config) is None:
         return config
     stored = checkpoint.tensors()
     known = {name: stored[own] for name, own in own_names_of(stored, config).items()}
     return replace(config, names=replace(config.names, experts=expert_layout(config, known)))
+
+
+def _lacks_head(config: Decoder, checkpoint: Checkpoint) -> bool:
+    """Whether an embedding model was stored without the matrix of logits that its architecture has."""
+    if config.tied_embeddings or not checkpoint.embedding_modules():
+        return False
+    return f"{config.names.head}.weight" not in own_names_of(checkpoint.tensors(), config)
 
 
 def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:

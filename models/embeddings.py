@@ -1,59 +1,148 @@
 """How a checkpoint makes text embeddings: sentence-transformers' modules, which any model may have."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from penstock.config.groups.frontend import FrontendOptions
 from penstock.config.options import ConfigError
+from penstock.models.description.encoder import Encoder
+from penstock.models.description.model_config import ModelConfig
 from penstock.models.files.source import Checkpoint
-from penstock.models.parsing.json_fields import shown
+from penstock.models.parsing.json_fields import JsonFields, shown
 
-_MODES: dict[str, Literal["last", "mean"]] = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
-_SERVED = "Transformer, Pooling (of the last token, or the mean of all) and Normalize"
+PoolingKind = Literal["last", "mean", "cls", "max"]
+DenseActivation = Literal["identity", "tanh", "relu", "sigmoid", "gelu", "silu"]
+
+_ENDLESS = 1 << 30
+_MODES: dict[str, PoolingKind] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+}
+_NEW_MODES = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+_SERVED = "Transformer, Pooling (of the first or last token, the mean or maximum of all), Dense and Normalize"
+_ACTIVATIONS: dict[str, DenseActivation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "Sigmoid": "sigmoid",
+    "GELU": "gelu",
+    "SiLU": "silu",
+}
+
+
+class Dense(NamedTuple):
+    """A product behind the pooling: activation(W x + b)."""
+
+    number: int  # of the module
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool
+    activation: DenseActivation
 
 
 class Embeddings(NamedTuple):
     """How a text becomes a vector."""
 
-    kind: Literal["last", "mean"] = "last"
+    kind: PoolingKind = "last"
     is_normalized: bool = True
     hidden_size: int = 0  # size of a full vector; 0: unknown
+    max_len: int = 0  # tokens of the longest text; 0: the context
+    prompts: Mapping[str, str] = {}  # what is put before a text, by name
+    default_prompt: str = ""  # the name of the prompt that is used if none is named; "": none is
+    is_lower: bool = False  # texts are put into lower case first
 
 
-def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions) -> Embeddings:
-    """Return the options' settings, or else the checkpoint's, or else the last token's vector with length 1.
+def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: ModelConfig | None = None) -> Embeddings:
+    """Return the options' settings, or else the checkpoint's.
+
+    Without either, decoders' vectors are the last token's and encoders' the mean of all, as in sentence-transformers;
+    all have length 1.
 
     Raises:
         ConfigError: a module or pooling mode of the checkpoint is not supported, and no option replaces it.
     """
-    kind: Literal["last", "mean"] = "last"
-    is_normalized = True
+    kind: PoolingKind = "mean" if isinstance(model, Encoder) else "last"
+    is_normalized, is_lower = True, False
     modules = checkpoint.embedding_modules()
+    size, max_len = _hidden_size(checkpoint), 0
+    if modules or isinstance(model, Encoder):
+        max_len = _longest(checkpoint)
     if modules:
         is_normalized = any(name == "Normalize" for name, _ in modules)
         for name, settings in modules:
             if name == "Pooling" and options.pooling == "auto":
+                if settings.get("include_prompt") is False:
+                    raise ConfigError(
+                        "the Pooling module leaves out the tokens of prompts (include_prompt: false), which is not "
+                        "supported; --pooling mean includes them"
+                    )
                 kind = _kind_of({key: value for key, value in settings.items() if value})
-            elif name not in ("Transformer", "Pooling", "Normalize") and options.pooling == "auto":
+            elif name == "Transformer":
+                fields = JsonFields("sentence_bert_config.json", settings)
+                max_len, is_lower = fields.whole("max_seq_length", max_len, least=0), fields.flag("do_lower_case")
+            elif name not in ("Pooling", "Dense", "Normalize") and options.pooling == "auto":
                 raise ConfigError(
                     f"modules.json: the module {shown(name)} is not supported, only sentence-transformers' {_SERVED}; "
-                    "--pooling last or --pooling mean ignores it"
+                    "--pooling last, mean, cls or max ignores it"
                 )
+        for dense in dense_modules(checkpoint):
+            size = dense.num_outputs
     if options.pooling != "auto":
         kind = options.pooling
-    return Embeddings(kind, is_normalized, _hidden_size(checkpoint))
+    prompts, default = _prompts(checkpoint)
+    return Embeddings(kind, is_normalized, size, max_len, prompts, default, is_lower)
 
 
-def _kind_of(settings: dict[str, object]) -> Literal["last", "mean"]:
+def dense_modules(checkpoint: Checkpoint) -> list[Dense]:
+    """Return the Dense modules of modules.json, in their order.
+
+    Raises:
+        ConfigError: one of them computes something that is not supported.
+    """
+    found = []
+    for number, (name, settings) in enumerate(checkpoint.embedding_modules()):
+        if name == "Dense":
+            fields = JsonFields("modules.json: Dense", settings)
+            activation = fields.text("activation_function", "Tanh").rpartition(".")[2]
+            if activation not in _ACTIVATIONS:
+                known = ", ".join(_ACTIVATIONS)
+                raise ConfigError(f"modules.json: Dense with {shown(activation)} is not supported; supported: {known}")
+            sizes = fields.whole("in_features"), fields.whole("out_features")
+            found.append(Dense(number, *sizes, fields.flag("bias", True), _ACTIVATIONS[activation]))
+    return found
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    """Return the tokenizer's own limit; 0 if it has none, for which transformers writes an enormous number."""
+    found = checkpoint.tokenizer_config.get("model_max_length")
+    return found if isinstance(found, int) and 0 < found < _ENDLESS else 0
+
+
+def _prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str]:
+    fields = JsonFields("config_sentence_transformers.json", checkpoint.embedding_config)
+    said = fields.object("prompts")
+    prompts = {} if said is None else {name: said.text(name) for name in said.names()}
+    default = fields.text("default_prompt_name")
+    if default and default not in prompts:
+        raise ConfigError(
+            f"config_sentence_transformers.json: default_prompt_name {shown(default)} is none of its prompts: "
+            f"{', '.join(prompts) or 'there are none'}"
+        )
+    return prompts, default
+
+
+def _kind_of(settings: dict[str, Any]) -> PoolingKind:
     asked = [name for name in settings if name.startswith("pooling_mode_")]
     if isinstance(named := settings.get("pooling_mode"), str):  # in newer files
-        asked = [f"pooling_mode_{named}"]
-        asked = [{"pooling_mode_mean": "pooling_mode_mean_tokens"}.get(name, name) for name in asked]
+        asked = [f"pooling_mode_{_NEW_MODES.get(named, named)}"]
     if len(asked) == 1 and asked[0] in _MODES:
         return _MODES[asked[0]]
     said = " and ".join(asked) or "no pooling_mode"
     raise ConfigError(
-        f"the Pooling module says {shown(said)}; a decoder's vectors are pooled by {' or '.join(_MODES)}: "
-        "--pooling last or --pooling mean takes one of these"
+        f"the Pooling module says {shown(said)}; vectors are pooled by one of {', '.join(_MODES)}: "
+        "--pooling last, mean, cls or max takes one of these"
     )
 
 

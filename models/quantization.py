@@ -44,9 +44,7 @@ def with_quantization(config: ModelConfig, wanted: str) -> ModelConfig:
             f"{', '.join(MADE_FORMATS)}"
         )
     if not isinstance(config, Decoder):
-        raise ConfigError(
-            f"--quantization {wanted}: {config.architecture} is computed by transformers' code, with floats only"
-        )
+        raise ConfigError(f"--quantization {wanted}: {config.architecture} {config.why_whole}, with floats only")
     return replace(config, quantization=at_load(made))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from penstock.config.options import Config, ConfigError
 from penstock.models.description.decoder import Decoder
+from penstock.models.description.encoder import Encoder
 from penstock.models.description.model_config import ModelConfig
 
 _GIB = 1 << 30
@@ -27,11 +28,13 @@ def num_empty_pages(config: Config, max_model_len: int) -> int:
 
 
 def check_states(model: ModelConfig, config: Config) -> None:
-    """Refuse options that need a model without states.
+    """Refuse options that need a model without states, or one that keeps something in pages.
 
     Raises:
         ConfigError: with the option, and the reason.
     """
+    if isinstance(model, Encoder) and (found := next(_refused(config), None)) is not None:
+        raise ConfigError(f"{found[0]}: {model.architecture} is an encoder, which keeps nothing and draws no tokens")
     if isinstance(model, Decoder) and model.state_layers and (found := next(_refused(config), None)) is not None:
         option, why = found
         raise ConfigError(f"{option}: layers of {model.architecture} keep a state of each row, {why}")

@@ -15,7 +15,7 @@ parts: the laboratory, and the replay of recordings.
 """
 
 NAMES = (
-    "grammars", "host", "disk", "images", "handover", "pooling", "experts", "drafts", "background", "policies",
-    "batching", "routing", "recording", "watching", "open_inference", "adapters",
+    "grammars", "host", "disk", "images", "handover", "pooling", "encoders", "experts", "drafts", "background",
+    "policies", "batching", "routing", "recording", "watching", "open_inference", "scores", "adapters",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from penstock.frontend.errors import ApiError
     from penstock.llm import LLM
     from penstock.lora_request import LoRARequest
-    from penstock.outputs import BatchError, CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from penstock.outputs import (
+        BatchError,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -20,14 +29,17 @@ __all__ = [
     "ApiError",
     "AsyncLLM",
     "BatchError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingRequestOutput",
     "LoRARequest",
     "Logprob",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 
@@ -38,7 +50,17 @@ _HOMES = {
     "ConfigError": "config",
     "LoRARequest": "lora_request",
     **dict.fromkeys(
-        ("BatchError", "CompletionOutput", "EmbeddingRequestOutput", "Logprob", "RequestOutput"), "outputs"
+        (
+            "BatchError",
+            "ClassificationRequestOutput",
+            "CompletionOutput",
+            "EmbeddingRequestOutput",
+            "Logprob",
+            "PoolingRequestOutput",
+            "RequestOutput",
+            "ScoringRequestOutput",
+        ),
+        "outputs",
     ),
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"),
 }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
 import structlog
 
 from penstock.config import ConfigError
@@ -22,14 +23,15 @@ from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.api.usage import bill_as_sent
-from penstock.frontend.embeddings.embeddings import floats, read_embedding
+from penstock.frontend.embeddings.embeddings import encoded, floats, read_embedding
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.engine.router.router import router_for
-from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.errors import InvalidParameter, RouteNotFound
 from penstock.frontend.exchange.metrics import Metrics
-from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.frontend.part import routes_of_parts
 from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
@@ -41,7 +43,18 @@ from penstock.models.finding.located import located
 from penstock.models.finding.registry import open_model
 from penstock.models.part import check_further
 from penstock.options import apart_only, config_of, quiet
-from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from penstock.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
 
@@ -153,6 +166,7 @@ class AsyncLLM:
         """
         params = sampling_params or SamplingParams()
         service = await self._ready_service(lora_request)
+        service.check_draws()
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
         try:
             valid, output, images = await self._read(service, prompt, params, record)
@@ -236,11 +250,8 @@ class AsyncLLM:
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         valid = read_embedding(service, service.rules(), request)
-        [token_ids] = await service.prompts.encode_inputs(
-            valid.inputs, record.tenant, field="prompt", add_special_tokens=True
-        )
-        output = EmbeddingRequestOutput(record.request_id, warnings=record.warnings)
-        output.prompt_token_ids = valid.common.truncated(token_ids)
+        [token_ids] = await encoded(service, record, valid)
+        output = EmbeddingRequestOutput(record.request_id, prompt_token_ids=token_ids, warnings=record.warnings)
         with await submit(service, record, valid.common, [output.prompt_token_ids], is_prompt_only=True) as run:
             await run.answers()
             await run.generation.billed()
@@ -249,6 +260,66 @@ class AsyncLLM:
             [vector] = run.generation.pooled
             output.outputs = EmbeddingOutput(floats(vector))
             return output
+
+    async def score(
+        self, data_1: str, data_2: str, *, truncate_prompt_tokens: int | None = None, request_id: str = ""
+    ) -> ScoringRequestOutput:
+        """How well two texts fit each other, as `/v1/score` says it.
+
+        Raises:
+            ApiError: as the server would answer it.
+        """
+        body = {"text_1": data_1, "text_2": data_2, "truncate_prompt_tokens": truncate_prompt_tokens}
+        name, answer = await self._asked("/v1/score", body, request_id)
+        output = ScoringOutput(answer["data"][0]["score"])
+        return ScoringRequestOutput(name, output, answer["usage"]["prompt_tokens"])
+
+    async def classify(
+        self, prompt: Prompt, *, truncate_prompt_tokens: int | None = None, request_id: str = ""
+    ) -> ClassificationRequestOutput:
+        """The probability of each class for one text (or its token ids), as `/v1/classify` says it.
+
+        Raises:
+            ApiError: as the server would answer it.
+        """
+        body = {"input": _pooled_input(prompt), "truncate_prompt_tokens": truncate_prompt_tokens}
+        name, answer = await self._asked("/v1/classify", body, request_id)
+        [found] = answer["data"]
+        output = ClassificationOutput(found["probs"], found["label"])
+        return ClassificationRequestOutput(name, output, answer["usage"]["prompt_tokens"])
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str = "",
+    ) -> PoolingRequestOutput:
+        """What the model pools of one text (or its token ids), as `/pooling` says it.
+
+        `pooling_task`: "embed" or "classify"; None: what the model does.
+
+        Raises:
+            ApiError: as the server would answer it.
+        """
+        body = {
+            "input": _pooled_input(prompt), "task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens,
+        }  # fmt: skip
+        name, answer = await self._asked("/pooling", body, request_id)
+        output = PoolingOutput(answer["data"][0]["data"])
+        return PoolingRequestOutput(name, output, answer["usage"]["prompt_tokens"])
+
+    async def _asked(self, path: str, body: dict[str, Any], request_id: str) -> tuple[str, Any]:
+        """The request's id, and the answer of the server's route at this path, which a part may bring."""
+        service = await self._ready_service(None)
+        record = RequestRecord(request_id or str(next(self._ids)), path, time.monotonic())
+        route = next((route for route in routes_of_parts() if path in route.paths), None)
+        if route is None:
+            raise RouteNotFound(f"there is no {path} here: the part that answers it is not installed")
+        reply = await route.handler(service, record, msgspec.json.encode(body))
+        assert isinstance(reply, Reply)
+        return record.request_id, msgspec.json.decode(reply.body)
 
     async def _ready_service(self, adapter: LoRARequest | None) -> Service:
         """The service, as requests to an adapter see it; the adapter is loaded if it is new."""
@@ -317,3 +388,10 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _pooled_input(prompt: Prompt) -> str | list[list[int]]:
+    read = read_prompt(prompt)
+    if isinstance(read, Chat):
+        raise InvalidParameter("a text or token ids are pooled, not a chat", param="prompt")
+    return read if isinstance(read, str) else [read]

@@ -7,7 +7,7 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import aclosing
 from itertools import repeat
@@ -20,12 +20,26 @@ from tqdm import tqdm
 from penstock.async_llm import AsyncLLM, EngineKind
 from penstock.frontend.errors import ApiError
 from penstock.lora_request import LoRARequest
-from penstock.outputs import BatchError, EmbeddingRequestOutput, RequestOutput
+from penstock.outputs import (
+    BatchError,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from penstock.prompts import Chat, Messages, Prompt, each_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
-Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
+Output = TypeVar(
+    "Output",
+    RequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    ClassificationRequestOutput,
+    PoolingRequestOutput,
+)
 
 _ROWS_AHEAD = 2
 """Requests in flight, as a multiple of the rows: those that run, and as many that wait for a free row."""
@@ -131,6 +145,74 @@ class LLM:
         }
         work = ((_vector(self._llm, prompt, index, told), 1) for index, prompt in enumerate(batch))
         running = self._as_they_finish(work)
+        return _in_order(list(tqdm(running, total=total, desc="Prompts", unit="prompt", disable=not use_tqdm)))
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well the texts of each pair fit each other; a single first text is paired with each second one.
+
+        Raises:
+            ValueError: there are several first texts, but not as many as second ones.
+            ApiError, BatchError: as in `generate`.
+        """
+        firsts, seconds = ([data] if isinstance(data, str) else [*data] for data in (data_1, data_2))
+        if len(firsts) not in (1, len(seconds)):
+            raise ValueError(f"{len(firsts)} first texts do not fit {len(seconds)} second ones: one, or equally many")
+        firsts *= len(seconds) if len(firsts) == 1 else 1
+        work = (
+            _or_error(ScoringRequestOutput, self._llm.score, pair, i, truncate_prompt_tokens=truncate_prompt_tokens)
+            for i, pair in enumerate(zip(firsts, seconds, strict=True))
+        )
+        return self._pooled(work, len(seconds), use_tqdm=use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of each class for each text (or its token ids).
+
+        Raises:
+            ApiError, BatchError: as in `generate`.
+        """
+        batch = [*each_prompt(prompts)]
+        told = {"truncate_prompt_tokens": truncate_prompt_tokens}
+        work = (
+            _or_error(ClassificationRequestOutput, self._llm.classify, (prompt,), i, **told)
+            for i, prompt in enumerate(batch)
+        )
+        return self._pooled(work, len(batch), use_tqdm=use_tqdm)
+
+    def encode(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """What the model pools of each text (or its token ids); see `AsyncLLM.encode`.
+
+        Raises:
+            ApiError, BatchError: as in `generate`.
+        """
+        batch = [*each_prompt(prompts)]
+        told = {"pooling_task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        work = (
+            _or_error(PoolingRequestOutput, self._llm.encode, (prompt,), i, **told) for i, prompt in enumerate(batch)
+        )
+        return self._pooled(work, len(batch), use_tqdm=use_tqdm)
+
+    def _pooled(self, work: Iterable[Coroutine[Any, Any, Output]], total: int, *, use_tqdm: bool) -> list[Output]:
+        running = self._as_they_finish((each, 1) for each in work)
         return _in_order(list(tqdm(running, total=total, desc="Prompts", unit="prompt", disable=not use_tqdm)))
 
     def chat(
@@ -245,6 +327,19 @@ async def _vector(llm: AsyncLLM, prompt: Prompt, index: int, told: dict[str, Any
         return await llm.embed(prompt, request_id=str(index), **told)
     except ApiError as error:
         return EmbeddingRequestOutput(str(index), error=error)
+
+
+async def _or_error(
+    kind: Callable[..., Output],
+    ask: Callable[..., Coroutine[Any, Any, Output]],
+    prompts: Iterable[Any],
+    index: int,
+    **told: Any,
+) -> Output:
+    try:
+        return await ask(*prompts, request_id=str(index), **told)
+    except ApiError as error:
+        return kind(str(index), error=error)
 
 
 def _in_order(outputs: list[Output]) -> list[Output]:

@@ -1,5 +1,6 @@
 """The outputs of a prompt, with the names that vLLM uses."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,10 +92,75 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts fit each other."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The result of a pair of texts."""
+
+    request_id: str  # in a batch, the pair's number, from 0
+    outputs: ScoringOutput = field(default_factory=lambda: ScoringOutput(math.nan))
+    num_prompt_tokens: int = 0
+    error: ApiError | None = None  # as in `EmbeddingRequestOutput`
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """A probability for each class, in the order of the model's classes."""
+
+    probs: list[float]
+    label: str = ""  # of the most probable one
+
+    @property
+    def num_classes(self) -> int:
+        """How many there are."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """The classes of a text."""
+
+    request_id: str  # in a batch, the text's number, from 0
+    outputs: ClassificationOutput = field(default_factory=lambda: ClassificationOutput([]))
+    num_prompt_tokens: int = 0
+    error: ApiError | None = None  # as in `EmbeddingRequestOutput`
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What was pooled of a text: a vector, or a number for each class."""
+
+    data: list[float]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The result of `encode`."""
+
+    request_id: str  # in a batch, the text's number, from 0
+    outputs: PoolingOutput = field(default_factory=lambda: PoolingOutput([]))
+    num_prompt_tokens: int = 0
+    error: ApiError | None = None  # as in `EmbeddingRequestOutput`
+    finished: bool = True
+
+
+AnyOutput = (
+    RequestOutput | EmbeddingRequestOutput | ScoringRequestOutput | ClassificationRequestOutput | PoolingRequestOutput
+)
+
+
 class BatchError(Exception):
     """Some prompts of a batch failed; `outputs` has all others' results, and `error` is set in those of the failed."""
 
-    def __init__(self, outputs: Sequence[RequestOutput | EmbeddingRequestOutput]) -> None:
+    def __init__(self, outputs: Sequence[AnyOutput]) -> None:
         failed = [output for output in outputs if output.error is not None]
         first = failed[0]
         super().__init__(

@@ -65,10 +65,11 @@ class FrontendOptions(Options, frozen=True):
         Shown("NAME", "prefix, least-loaded or round-robin"),
     ] = "prefix"
     pooling: Annotated[
-        Literal["auto", "last", "mean"],
+        Literal["auto", "last", "mean", "cls", "max"],
         Meta(
-            description="What an embedding is made of (docs/embeddings.md): the hidden state of the 'last' token, or "
-            "the 'mean' of all. 'auto': as the checkpoint's modules.json says, or else 'last'."
+            description="What an embedding is made of (docs/embeddings.md): the hidden state of the 'last' or "
+            "the first token ('cls'), or the 'mean' or the largest numbers ('max') of all. 'auto': as the checkpoint's "
+            "modules.json says, or else 'last', and 'mean' for encoders."
         ),
     ] = "auto"
     chat_template: Annotated[

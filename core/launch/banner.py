@@ -23,6 +23,9 @@ from penstock.ipc.codec import Codec
 from penstock.ipc.logs import LogSink, SinkStream
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
 from penstock.ipc.version import VERSION
+from penstock.models.described import model_config_of
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.embeddings import embeddings_of
 from penstock.models.files.source import LoadError, StoredTensor, fingerprint
 from penstock.models.finding.registry import open_model, served_model_names
 from penstock.models.parsing.text_part import WHOLE_MODELS
@@ -30,6 +33,7 @@ from penstock.models.parsing.text_part import WHOLE_MODELS
 log = structlog.get_logger()
 
 _CHAT_TOKENS = 1024
+_QUESTION = "What is a KV cache?"
 _FLUSH_SECONDS = 1.0
 
 
@@ -43,6 +47,7 @@ class Banner:
         if sys.stdout.isatty():
             self._console = Console(file=cast(IO[str], SinkStream(self._output, 1)), highlight=False, soft_wrap=True)
         self._checkpoint = open_model(config)
+        self._model = model_config_of(self._checkpoint, config.model.model_impl, with_weights=False)
         self._name = served_model_names(config)[0]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         loop = asyncio.get_running_loop()
@@ -136,7 +141,13 @@ class Banner:
             self._field("", "Computed by transformers' own code: slower than the models that Penstock implements")
         if num_engines > 1:
             self._field("engines", f"{num_engines}, each with a KV pool of its own")
-        self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
+        if self._model.draws_tokens:
+            self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
+        else:
+            kind = "classes" if self._model.num_classes else "vectors"
+            longest = embeddings_of(self._checkpoint, options, self._model).max_len or engine.max_model_len
+            told = f"{kind} of texts of at most {min(longest, engine.max_model_len):,} tokens; it generates none"
+            self._field("answers", told)
         if engine.num_host_pages:
             num_host_tokens = engine.num_host_pages * engine.page_size
             self._field("host KV", f"{num_host_tokens:,} tokens: what the pool gives up, and preempted sequences")
@@ -145,7 +156,9 @@ class Banner:
         self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
         if admin_url is not None:
             self._field("admin", f"{admin_url}/metrics")
-        self._say(f"\n  Try it:\n\n{escape(curl_line(url, self._name))}\n\n  or: penstock chat --url {url}")
+        self._say(f"\n  Try it:\n\n{escape(curl_line(url, self._name, self._model))}")
+        if self._model.draws_tokens:
+            self._say(f"\n  or: penstock chat --url {url}")
         self._say("\n  [dim]Ctrl-C stops the server; --log-level info shows every request.[/dim]\n")
 
     def ending(self) -> None:
@@ -178,12 +191,13 @@ def pool_text(num_tokens: int, max_num_seqs: int, max_model_len: int) -> str:
     return f"{num_tokens:,} tokens: {meaning}; at most {max_model_len:,} each"
 
 
-def curl_line(url: str, model: str) -> str:
-    """A command to paste into a shell."""
-    body = json.dumps(
-        {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is a KV cache?"}]}
-    ).replace("'", "'\\''")
-    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+def curl_line(url: str, name: str, model: ModelConfig | None = None) -> str:
+    """A command to paste into a shell, for what the model does."""
+    path, fields = "chat/completions", {"stream": True, "messages": [{"role": "user", "content": _QUESTION}]}
+    if model is not None and not model.draws_tokens:
+        path, fields = "classify" if model.num_classes else "embeddings", {"input": _QUESTION}
+    body = json.dumps({"model": name} | fields).replace("'", "'\\''")
+    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _url(options: FrontendOptions, host: str, port: int) -> str:

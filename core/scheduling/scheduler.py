@@ -92,7 +92,7 @@ class Scheduler:
         """Most plans without a result: one in each stage, and those that wait for the first stage."""
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups,
-            enable_prefix_caching=self.options.enable_prefix_caching,
+            enable_prefix_caching=self.options.enable_prefix_caching and not limits.texts_are_whole,
             has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
         self.running = RunningSet(limits.max_num_seqs, num_stages)

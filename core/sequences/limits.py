@@ -42,6 +42,7 @@ class WorkerLimits:
     max_embedding_bytes: int = 0  # of all images at a time; 0: the model takes no images
     embedding_bytes: int = 0  # of one position of an image
     images_are_whole: bool = False  # whether each image is computed in one chunk
+    texts_are_whole: bool = False  # whether each text is: then nothing of a text can be cached
 
     @classmethod
     def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
@@ -70,6 +71,7 @@ class WorkerLimits:
             max_embedding_bytes=hello.max_embedding_bytes,
             embedding_bytes=hello.embedding_bytes,
             images_are_whole=hello.images_are_whole,
+            texts_are_whole=hello.texts_are_whole,
         )
 
     @property

@@ -328,9 +328,9 @@ class Sequence:
 
     @property
     def needs_all_positions(self) -> bool:
-        """Whether all positions must be computed in one row, because the worker adds up their hidden states."""
+        """Whether all positions must be computed in one row, for more than the last hidden state."""
         pooling = self.request.sampling.pooling
-        return pooling is not None and pooling.kind == "mean"
+        return pooling is not None and pooling.kind != "last"
 
     def sampling(self) -> SamplingParams:
         """Return the parameters, with the sequence's own seed and adjusted to the output that is still missing."""

@@ -40,7 +40,7 @@ from penstock.frontend.text.stop_strings import StopStrings
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidLogprobs, ValidRequest
 from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
-from penstock.ipc.messages import AddRequest, ImageRef, SamplingParams
+from penstock.ipc.messages import AddRequest, ImageRef, Pooling, SamplingParams
 
 log = structlog.get_logger()
 
@@ -238,6 +238,7 @@ async def submit(
     images: tuple[ImageRef, ...] = (),
     shown: frozenset[int] = frozenset(),
     is_prompt_only: bool = False,
+    poolings: Sequence[Pooling] = (),
 ) -> Run:
     """Parse the request's grammar and send it to the engine, one `AddRequest` per prompt.
 
@@ -251,6 +252,7 @@ async def submit(
         images: in the only prompt.
         shown: special tokens that always stay in the text.
         is_prompt_only: no output is returned.
+        poolings: what comes in place of tokens, for each prompt, if they differ.
 
     Raises:
         ContextLengthExceeded: if a prompt is too long.
@@ -269,6 +271,9 @@ async def submit(
         raise UnsupportedParameter(record.warnings[0], param=record.warnings[0].partition(":")[0])
     tokenizer = service.model.tokenizer
     sampling = await _sampling(tokenizer, valid, grammar, prompts, record.warnings, is_strict=is_strict)
+    if poolings:
+        pairs = zip(sampling, poolings, strict=True)
+        sampling = [structs.replace(params, pooling=pooling) for params, pooling in pairs]
     rules = OutputRules(
         tokenizer=tokenizer,
         skip_special_tokens=valid.skip_special_tokens,

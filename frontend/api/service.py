@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ from penstock.frontend.errors import (
     ContextLengthExceeded,
     InvalidParameter,
     InvalidRequest,
+    NotGenerated,
     ShuttingDown,
     TemplateFailed,
 )
@@ -210,6 +212,22 @@ class PromptReader:
             await self._tokenized(["encode", [text, seam], add_special_tokens], field, client, len(text))
             for text in texts
         ]
+
+    async def encode_pairs(
+        self, pairs: list[tuple[str, str]], client: str, *, field: str, most: int = 0, most_of_second: int = 0
+    ) -> list[tuple[list[int], int]]:
+        """The token ids of each pair of texts, as `TextTokenizer.encode_pair` makes them. Raises the same errors."""
+        num_chars = sum(len(first) + len(second) for first, second in pairs)
+        if num_chars <= SHORT_TEXT:
+            encode = partial(self._tokenizer.encode_pair, most=most, most_of_second=most_of_second)
+            async with self._thread(client, num_chars):
+                return await self._tokenizer.off_loop(lambda: [encode(*pair) for pair in pairs])
+        found = []
+        for first, second in pairs:
+            question = ["pair", [first, second, most, most_of_second], None]
+            ids, second_from = await self._tokenized(question, field, client, len(first) + len(second))
+            found.append((ids, second_from))
+        return found
 
     async def encode_plain(self, texts: list[str], client: str, *, field: str) -> list[list[int]]:
         """Tokenize texts without adding special tokens, and read those that are spelled out in them as plain text.
@@ -454,17 +472,32 @@ class Service:
         view._facts = view._system = None  # its fingerprint is another one
         return view
 
-    async def admit(self, record: RequestRecord, num_bytes: int) -> "Admission":
+    async def admit(self, record: RequestRecord, num_bytes: int, *, draws: bool = True) -> "Admission":
         """Let a request in whose body has so many bytes, before anything expensive is done for it.
 
+        `draws`: whether it asks for tokens, which not every model has.
+
         Raises:
+            NotGenerated: the model has none.
             ShuttingDown, Unavailable, Overloaded: if it cannot be served now.
         """
+        if draws:
+            self.check_draws()
         if self.generations.is_draining:
             raise ShuttingDown("the server is shutting down", retry_after=5)
         if self.engine.facts is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
         return Admission(self, record, num_bytes)
+
+    def check_draws(self) -> None:
+        """Refuse what asks for tokens, if the model has none.
+
+        Raises:
+            NotGenerated: it has none.
+        """
+        if not self.model.draws_tokens:
+            kind = "classes" if self.model.classes else "vectors"
+            raise NotGenerated(f"the served model, {self.model.names[0]}, turns texts into {kind} and generates none")
 
     async def learn(self) -> None:
         """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests."""

@@ -18,11 +18,16 @@ from penstock.frontend.text.infill import Infill, infill_of
 from penstock.frontend.text.template_facts import TemplateFacts
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import SamplingDefaults
+from penstock.models.classes import class_names
+from penstock.models.description.model_config import ModelConfig
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.source import Checkpoint, eos_token_ids
 from penstock.models.files.texts import WithTexts, has_texts
 from penstock.models.finding.registry import open_model, served_model_names
 from penstock.models.parsing.json_fields import JsonFields
+
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How transformers ends the names of architectures with a matrix of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class TextModel:
     infill: Infill | None = None  # None: the model cannot fill in the middle
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     embeddings: Embeddings = field(default_factory=Embeddings)
+    draws_tokens: bool = True  # False: the model turns texts into vectors or classes only
+    classes: tuple[str, ...] = ()  # the names of a classifier's classes
     digest: str = ""  # of everything that turns requests into tokens, and tokens into text
     hides_calls: bool = False  # the template shows tools, but no past calls
 
@@ -128,6 +135,8 @@ def _text_model(config: Config, checkpoint: Checkpoint, template_file: str, name
         eos = (tokenizer.eos_token_id,)
     template = load_chat_template(checkpoint, template_file, tokenizer.special_tokens)
     source = "" if template is None else template.source
+    described = _described(config, checkpoint)
+    num_classes = 0 if described is None else described.num_classes
     tool_parser, reasoning_parser = config.frontend.tool_call_parser, config.frontend.reasoning_parser
     return TextModel(
         names=names,
@@ -141,9 +150,26 @@ def _text_model(config: Config, checkpoint: Checkpoint, template_file: str, name
         ),
         infill=infill_of(tokenizer, checkpoint.tokenizer_config),
         tokenizer_config=checkpoint.tokenizer_config,
-        embeddings=embeddings_of(checkpoint, config.frontend),
+        embeddings=embeddings_of(checkpoint, config.frontend, described),
+        draws_tokens=described is None or described.draws_tokens,
+        classes=class_names(checkpoint, num_classes),
         digest=_digest(config, checkpoint, source),
     )
+
+
+def _described(config: Config, checkpoint: Checkpoint) -> ModelConfig | None:
+    """The model's description; None for a plain language model, or without an architecture.
+
+    What config.json says is enough, but for embedding models: these may be stored without a matrix of logits. All
+    families are imported for it, which costs a frontend time and memory that one of a plain language model saves.
+    """
+    named, is_for_embeddings = checkpoint.config.get("architectures") or [""], bool(checkpoint.embedding_modules())
+    if not named[0] or (str(named[0]).endswith(_GENERATING) and not is_for_embeddings):
+        return None
+    from penstock.models.described import model_config_of
+
+    has_weights = config.worker.load_format != "dummy" and is_for_embeddings
+    return model_config_of(checkpoint, config.model.model_impl, with_weights=has_weights)
 
 
 def _digest(config: Config, checkpoint: Checkpoint, template: str) -> str:

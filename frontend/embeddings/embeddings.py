@@ -13,6 +13,7 @@ import msgspec
 from penstock.frontend.api.body import read
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
+from penstock.frontend.embeddings.prompts import as_tokenized
 from penstock.frontend.embeddings.schema import (
     EMBEDDINGS,
     Embedding,
@@ -21,7 +22,7 @@ from penstock.frontend.embeddings.schema import (
     EmbeddingUsage,
 )
 from penstock.frontend.embeddings.validate import ValidEmbedding, validate_embedding
-from penstock.frontend.errors import InvalidLogits, UnsupportedParameter
+from penstock.frontend.errors import InvalidLogits, NotGenerated, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.validation.common import Rules
 
@@ -40,7 +41,7 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
     """
     request, num_bytes = await read(EMBEDDINGS, record, body), len(body)
     service = await service.serving(request.model)
-    with await service.admit(record, num_bytes) as admission:
+    with await service.admit(record, num_bytes, draws=False) as admission:
         valid = read_embedding(service, admission.rules, request)
         admission.hold(valid.common, len(valid.inputs))
         del body, request  # they may be large
@@ -62,7 +63,11 @@ def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) ->
             "--pipeline-parallel-size; --tensor-parallel-size works",
             param="input",
         )
-    return validate_embedding(request, rules, service.model.embeddings)
+    if service.model.classes:
+        raise NotGenerated(
+            f"the served model, {service.model.names[0]}, sorts texts into classes: POST /classify does it"
+        )
+    return validate_embedding(request, rules, service.model.embeddings, keeps_start=not service.model.draws_tokens)
 
 
 async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmbedding) -> Run:
@@ -71,11 +76,24 @@ async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmb
     Raises:
         ApiError: an input cannot be tokenized; or as `submit`.
     """
+    return await submit(service, record, valid.common, await encoded(service, record, valid), is_prompt_only=True)
+
+
+async def encoded(service: Service, record: RequestRecord, valid: ValidEmbedding) -> list[list[int]]:
+    """The token ids of a request's inputs, with the prompt before texts, and cut if the client wants that.
+
+    Raises:
+        ApiError: an input cannot be tokenized.
+    """
+    inputs, added = valid.inputs, (0, 0)
+    if inputs and isinstance(inputs[0], str):
+        inputs = [as_tokenized(str(text), valid.prompt, service.model.embeddings) for text in inputs]
+        if valid.add_special_tokens:
+            added = service.model.tokenizer.added
     prompts = await service.prompts.encode_inputs(
-        valid.inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
+        inputs, record.tenant, field="input", add_special_tokens=valid.add_special_tokens
     )
-    cut = [valid.common.truncated(prompt) for prompt in prompts]
-    return await submit(service, record, valid.common, cut, is_prompt_only=True)
+    return [valid.common.truncated(prompt, added) for prompt in prompts]
 
 
 def floats(vector: bytes) -> list[float]:

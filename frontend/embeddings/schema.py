@@ -27,8 +27,9 @@ class EmbeddingRequest(Struct, kw_only=True):
     chat_template: Unsupported = None
     prompt_embeds: Unsupported = None
     mm_processor_kwargs: Unsupported = None
-    input_type: Unsupported = None
-    task: Unsupported = None
+    prompt_name: str | None = None  # of the model's prompts, as sentence-transformers calls it
+    input_type: str | None = None  # the same, as Cohere calls it
+    task: str | None = None  # the same, as Jina calls it
 
 
 class Embedding(Struct, frozen=True):

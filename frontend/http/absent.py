@@ -11,8 +11,6 @@ _ABSENT: tuple[tuple[str, str, str], ...] = (
     ("*", "moderations", "there is no moderation model here; ask the served model in a chat, with a response_format"),
     ("GET", "chat/completions", "chat completions are not stored; POST /v1/responses stores its answers"),
     ("*", "chat/completions/[^/]+(?:/messages)?", "chat completions are not stored; POST /v1/responses stores answers"),
-    ("*", "rerank", "there is no reranking here; compare the vectors of POST /v1/embeddings"),
-    ("*", "score", "there is no scoring of pairs here; compare the vectors of POST /v1/embeddings"),
     ("*", "audio/.+", "models that speak or listen are not served here"),
     ("*", "images/.+", "models that make images are not served here"),
     ("*", "(?:assistants|threads)(?:/.+)?", "there are no assistants here; use POST /v1/responses and conversations"),

@@ -34,7 +34,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply:
     if not request.input:
         name = served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbedAnswer(request.model or name, [])))
-    with await service.admit(record, num_bytes) as admission:
+    with await service.admit(record, num_bytes, draws=False) as admission:
         inputs: list[str | int | list[int]] = [request.input] if isinstance(request.input, str) else [*request.input]
         wanted = _wanted(request, inputs, admission.rules, is_cut=request.truncate is not False)
         wanted.dimensions, wanted.normalize = request.dimensions or None, True
@@ -61,7 +61,7 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
     if not request.prompt:
         served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer([])))
-    with await service.admit(record, num_bytes) as admission:
+    with await service.admit(record, num_bytes, draws=False) as admission:
         wanted = _wanted(request, [request.prompt], admission.rules, is_cut=True)
         wanted.normalize = False
         valid = _valid(service, record, request, wanted, admission.rules)
@@ -93,7 +93,7 @@ def _valid(
     length = context_length(options, warnings, rules)
     record.warnings += warnings
     valid = read_embedding(service, rules, wanted)
-    return replace(valid, common=replace(valid.common, max_model_len=length))
+    return replace(valid, common=replace(valid.common, max_model_len=min(length, valid.common.max_model_len)))
 
 
 def _written(model: str, vectors: Vectors, told: OllamaFigures) -> bytes:

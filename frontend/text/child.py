@@ -4,7 +4,8 @@
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam, warnings], error] (null: it is too long),
 ["look", null, null] with [what the template shows, error] (see `template_facts.py`), ["encode", [text, seam],
-add_special_tokens] with [token ids, error], and ["plain", texts, null] with [token ids of each, error], where special
+add_special_tokens] with [token ids, error], ["pair", [text, text, most, most of the second], null] with [[token
+ids, where the second text begins], error], and ["plain", texts, null] with [token ids of each, error], where special
 tokens in the texts are plain text whatever SPECIAL is. SPECIAL is "tokens" if a client's text may spell special tokens,
 else "text". The tokenizer is read before the process is ready: it may take seconds.
 
@@ -178,6 +179,9 @@ def main(argv: list[str]) -> int:
             if kind == "encode":
                 text, seam = what
                 answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
+            elif kind == "pair":
+                first, second, most, most_of_second = what
+                answer([tokenizer.encode_pair(first, second, most=most, most_of_second=most_of_second), ""])
             elif kind == "plain":
                 plain = plain or SpecialTexts(tokenizer.special_texts)
                 answer([encode_plain(tokenizer, what, plain), ""])

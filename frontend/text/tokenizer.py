@@ -197,6 +197,11 @@ class TextTokenizer:
         begins = tokenizer.encode("", add_special_tokens=True).ids[:1]
         self._added_bos = self.bos_token_id if begins and begins[0] == self.bos_token_id else None
         """The token that begins every text, if the tokenizer adds it."""
+        marks = tokenizer.encode("a", add_special_tokens=True).special_tokens_mask
+        first = next((i for i, mark in enumerate(marks) if not mark), 0)
+        last = next((i for i, mark in enumerate(reversed(marks)) if not mark), 0)
+        self.added = first, last
+        """How many special tokens the tokenizer puts before a text, and behind it."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
     @property
@@ -254,6 +259,31 @@ class TextTokenizer:
         ids = self._encode(first, add_special_tokens=add_special_tokens, seam="")
         return [*ids, *(i for part in rest for i in self._encode(part, add_special_tokens=False, seam=""))]
 
+    def encode_pair(self, first: str, second: str, *, most: int = 0, most_of_second: int = 0) -> tuple[list[int], int]:
+        """Two texts to the ids of both, in the calling thread.
+
+        Args:
+            first: a text.
+            second: another one.
+            most: ids that are returned: the longer text is cut; 0: all.
+            most_of_second: of these for the second text, which is cut; 0: all.
+
+        Returns:
+            the ids, and where the second text begins if the tokenizer gives its tokens a type of their own; else 0.
+        """
+        encoding = self._tokenizer.encode(first, second, add_special_tokens=True)
+        if most_of_second or 0 < most < len(encoding.ids):
+            room = max(2, (most or len(encoding.ids)) - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+            one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            if most_of_second:
+                other.truncate(most_of_second)
+            lengths = _shares(len(one.ids), len(other.ids), room)
+            one.truncate(lengths[0])
+            other.truncate(lengths[1])
+            encoding = self._tokenizer.post_process(one, other, add_special_tokens=True)
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
+
     async def encode_all(self, texts: list[str], *, add_special_tokens: bool, seam: str = "") -> list[list[int]]:
         """Texts to ids, off the event loop."""
 
@@ -309,6 +339,16 @@ class TextTokenizer:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept: as many of both, unless one is shorter than half of the room."""
+    half = room // 2
+    if first <= half:
+        return first, min(second, room - first)
+    if second <= room - half:
+        return min(first, room - second), second
+    return half, room - half
 
 
 class _AddedToken(msgspec.Struct):

@@ -149,8 +149,11 @@ class ValidRequest:
             raise InvalidParameter("truncate_prompt_tokens: a prompt with images cannot be truncated", param="messages")
         return Prompt(kept)
 
-    def truncated(self, prompt: list[int]) -> list[int]:
-        """Return the part of a prompt that is kept."""
+    def truncated(self, prompt: list[int], added: tuple[int, int] = (0, 0)) -> list[int]:
+        """Return the part of a prompt that is kept.
+
+        `added`: how many tokens before and behind the text are the tokenizer's own; they are kept whatever is cut.
+        """
         kept = self.num_kept_prompt_tokens
         if kept is None:
             return prompt
@@ -159,6 +162,11 @@ class ValidRequest:
         if kept < 0:
             asked = self.max_tokens or 1
             kept = self.max_model_len - (asked if asked < self.max_model_len else 1)
+        before, behind = added
+        if len(prompt) > kept > before + behind > 0:
+            text, end = prompt[before : len(prompt) - behind], prompt[len(prompt) - behind :]
+            kept -= before + behind
+            return [*prompt[:before], *(text[:kept] if self.keeps_prompt_start else text[-kept:]), *end]
         return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
 
     def max_tokens_after(self, num_prompt_tokens: int, *, is_strict: bool = False) -> int:

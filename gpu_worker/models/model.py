@@ -202,6 +202,14 @@ class SeesImages(Protocol):
 
 
 @runtime_checkable
+class Classifies(Protocol):
+    """A model with a head of its own for classes, if its configuration has some."""
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """fp32[S, H], pooled hidden states -> [S, classes], logits."""
+
+
+@runtime_checkable
 class HandsOutLayers(Protocol):
     """A model that hands out the inputs of some of its layers."""
 

@@ -14,8 +14,10 @@ ErrorCode = Literal[
     "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
     "unattainable",
 ]  # fmt: skip
-PoolingKind = Literal["last", "mean"]
-"""The hidden state of the last position, or the mean over all positions."""
+PoolingKind = Literal["last", "mean", "cls", "max"]
+"""The hidden state of the last or the first position, or the mean or the largest numbers over all positions."""
+PooledAs = Literal["vector", "classes", "tokens"]
+"""An embedding; the logits of the model's classes; or the logits of some tokens."""
 
 ShortText = Annotated[str, Meta(max_length=256)]
 _Ints = Annotated[tuple[int, ...], Meta(max_length=4096)]
@@ -69,6 +71,9 @@ class Pooling(Struct, frozen=True, array_like=True, gc=False):
     kind: PoolingKind
     size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers are returned; 0: all
     is_normalized: bool = True  # divide it by its Euclidean length, after it is cut to `size`
+    returns: PooledAs = "vector"  # classes and tokens are neither cut nor normalized
+    token_ids: _Ints = ()  # those whose logits are returned
+    second_from: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0  # where the second text of a pair begins; 0: there is none
 
 
 class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=True):

@@ -68,6 +68,7 @@ class WorkerHello(Message, frozen=True):
     images_are_whole: bool = False  # an image's positions are computed in one chunk, because they see each other
     num_snapshots: Annotated[int, Meta(ge=0, le=2**26)] = 0  # places for copies of rows' states, numbered from 0
     state_bytes: Annotated[int, Meta(ge=0)] = 0  # of a row's state over all layers; 0: no layer keeps one
+    texts_are_whole: bool = False  # a text's positions are computed in one chunk, because they all see each other
 
 
 class Welcome(Message, frozen=True):

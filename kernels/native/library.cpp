@@ -192,7 +192,7 @@ int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int
   return kDone;
 }
 
-// A product alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
+// A product alone: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
 int penstock_linear(const Linear* layer, const float* x, int stride, int num_tokens, float* packed, float* out,
                     int out_stride) {
   return answer([&] {
@@ -203,7 +203,24 @@ int penstock_linear(const Linear* layer, const float* x, int stride, int num_tok
   });
 }
 
-// Attention alone, for tests; as `attention` in attention.h.
+// An activation alone. x: [num_rows, stride], with the gates in the first `width` numbers of a row and what they are
+// multiplied with in the next ones, if `is_gated`; out: [num_rows, out_stride]. Width and strides are multiples of 16.
+int penstock_activate(int activation, int is_gated, const float* x, int stride, int num_rows, int width, float* out,
+                      int out_stride) {
+  return answer([&] {
+    team->run(kLargeWork, [&] {
+      team->each(num_rows, 4, [&](int row) {
+        const float* from = x + size_t(row) * stride;
+        float* to = out + size_t(row) * out_stride;
+        for (int i = 0; i < width; i += kLanes)
+          store(to + i, is_gated ? gated(activation, load16(from + i), load16(from + width + i))
+                                 : activated(activation, load16(from + i)));
+      });
+    });
+  });
+}
+
+// Attention alone; as `attention` in attention.h.
 int penstock_attention(const AttentionShape* shape, const void* k_pages, const void* v_pages, int kv_kind,
                        const AttentionRows* rows, const float* q, int stride, float* out, int out_stride) {
   auto attend_as = [&](auto* type) {

@@ -145,6 +145,7 @@ class Library:
             "mask_tokens",
             "read",
             "linear",
+            "activate",
             "attention",
             "route",
             "experts",
@@ -235,6 +236,26 @@ class Library:
             )
             return
         self.functions.penstock_unpack(_address(packed.weight), *_layout(packed), _address(out))
+
+    def linear(self, packed: PackedLinear, x: Tensor) -> Tensor:
+        """A product alone, outside of a program.
+
+        Args:
+            packed: [N, K], not interleaved.
+            x: fp32[T, K].
+
+        Returns:
+            fp32[T, N]; its rows may be apart.
+        """
+        if x.dtype != torch.float32 or x.ndim != 2 or x.shape[1] != packed.num_inputs or packed.interleaved:
+            raise ValueError(f"{tuple(x.shape)} of {x.dtype} does not fit a weight of {packed.num_inputs} inputs")
+        padded = functional.pad(x, (0, -x.shape[1] % UNIT)) if x.shape[1] % UNIT else x.contiguous()
+        room, out = torch.empty(len(x), packed.packed_width), torch.empty(len(x), packed.num_packed)
+        self.functions.penstock_linear(
+            *(ctypes.byref(packed.struct), _address(padded), c_int32(padded.shape[1]), c_int32(len(x))),
+            *(_address(room), _address(out), c_int32(out.shape[1])),
+        )
+        return out[:, : packed.num_outputs]
 
     def rows(self, packed: PackedLinear, ids: Tensor) -> Tensor:
         """Rows of a weight that is not interleaved.

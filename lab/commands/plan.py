@@ -176,8 +176,8 @@ def _read(folder: Path, quantization: str = "") -> Decoder:
     config = with_quantization(parse_model_config(open_checkpoint(folder).config), quantization)
     if not isinstance(config, Decoder):
         raise ConfigError(
-            f"{config.architecture} runs through transformers' code, which alone knows its weights and what a step "
-            "reads of them: config.json is not enough for a plan"
+            f"{config.architecture} {config.why_whole}: what a step reads is known of decoders of our own families, "
+            "and for others config.json is not enough for a plan"
         )
     return config
 

@@ -33,6 +33,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str  # torch's name, such as "bfloat16"
     text_part_of: str = ""  # the architecture of the whole model, if that also takes images or sound
     quantization: Quantization | None = None  # of the weights; None: they are floats
+    draws_tokens: bool = True  # False: the model turns texts into vectors or classes only
+    num_classes: int = 0  # of the head that classifies a pooled hidden state; 0: there is none
     kv_scales: KVScaleType | None = None  # the type of KV for which the checkpoint has scales
 
     @property
@@ -44,6 +46,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def state_bytes(self) -> int:
         """Bytes of all layers' states of a row, whatever its length."""
         return 0
+
+    @property
+    def why_whole(self) -> str:
+        """Why it can neither be split nor quantized, after its name; for models that are no described decoders."""
+        return "is computed by transformers' code"
 
     @property
     def num_layers(self) -> int:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from penstock.config.options import ConfigError
 from penstock.models.description.decoder import Decoder, DenseMLP, Layer, Norm
 from penstock.models.parsing import decoders
+from penstock.models.parsing.encoders import CLASSIFIES, num_classes
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.rope import parse_rope
 
@@ -35,7 +36,19 @@ _VARIANTS = {
 
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
-    """Like `Family.parse`, for the architectures of this family."""
+    """Like `Family.parse`, for the architectures of this family, and their forms without a head for tokens."""
+    for end in (CLASSIFIES, "Model"):
+        if architecture.endswith(end):
+            decoder = _parse(architecture.removesuffix(end) + "ForCausalLM", fields)
+            classes = num_classes(fields) if end == CLASSIFIES else 0
+            # The embedding stands in for the matrix of logits, which are never computed.
+            return replace(
+                decoder, architecture=architecture, tied_embeddings=True, draws_tokens=False, num_classes=classes
+            )
+    return _parse(architecture, fields)
+
+
+def _parse(architecture: str, fields: JsonFields) -> Decoder:
     variant = _VARIANTS[architecture]
     attention = decoders.attention(fields, variant.num_kv_heads, variant.head_dim)
     rope, max_model_len = parse_rope(
@@ -84,4 +97,8 @@ def _windows(fields: JsonFields, kind: Literal["none", "all", "some"], num_layer
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-DENSE = decoders.decoder_family(tuple(_VARIANTS), parse)
+_STARTS = [architecture.removesuffix("ForCausalLM") for architecture in _VARIANTS]
+DENSE = decoders.decoder_family(tuple(_VARIANTS), parse, base="model.")
+DENSE_POOLED = decoders.decoder_family(
+    [start + end for start in _STARTS for end in (CLASSIFIES, "Model")], parse, base="model."
+)

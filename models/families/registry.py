@@ -11,9 +11,10 @@ from penstock.config.options import ConfigError, ModelImpl
 from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
 from penstock.models.families.bamba import BAMBA
+from penstock.models.families.bert import BERT, ROBERTA
 from penstock.models.families.cohere import COHERE
 from penstock.models.families.deepseek import DEEPSEEK
-from penstock.models.families.dense import DENSE
+from penstock.models.families.dense import DENSE, DENSE_POOLED
 from penstock.models.families.ernie import ERNIE
 from penstock.models.families.exaone import EXAONE
 from penstock.models.families.falcon_h1 import FALCON_H1
@@ -31,8 +32,10 @@ from penstock.models.families.mamba2 import MAMBA2
 from penstock.models.families.minimax import MINIMAX
 from penstock.models.families.ministral import MINISTRAL
 from penstock.models.families.mixtral import MIXTRAL
+from penstock.models.families.modernbert import MODERN_BERT
 from penstock.models.families.nemotron import NEMOTRON
 from penstock.models.families.nemotron_h import NEMOTRON_H
+from penstock.models.families.nomic_bert import NOMIC_BERT
 from penstock.models.families.olmo import OLMO
 from penstock.models.families.opt import OPT
 from penstock.models.families.phi import PHI3
@@ -103,7 +106,11 @@ for _family in (
 ):
     register(_family)
 ARCHITECTURES = tuple(_FAMILIES)
-"""The supported architectures."""
+"""The supported architectures that generate text."""
+for _pooled in (BERT, DENSE_POOLED, MODERN_BERT, NOMIC_BERT, ROBERTA):
+    register(_pooled)
+POOLED_ARCHITECTURES = tuple(name for name in _FAMILIES if name not in ARCHITECTURES)
+"""Those that turn texts into vectors or classes only."""
 
 
 def family_of(config: ModelConfig) -> Family[Any]:

@@ -19,6 +19,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
 _OLD_QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 # file that shows another kind of folder -> message
@@ -117,7 +121,31 @@ class HuggingFaceFolder:
         return found
 
     def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
-        """modules.json, and the config.json of each module's folder."""
+        """modules.json, and the config.json of each module's folder; sentence_bert_config.json for the Transformer."""
+        found = []
+        for module in self._modules():
+            name = module.type.rpartition(".")[2]
+            files = [*_TRANSFORMER_FILES] if name == "Transformer" else ["config.json"] if module.path else []
+            settings = (_read_json(self.path / module.path / file) for file in files)
+            found.append((name, next(filter(None, settings), {})))
+        return found
+
+    def module_tensors(self, number: int) -> dict[str, StoredTensor]:
+        """The tensors of a module's model.safetensors."""
+        path = self.path / self._modules()[number].path / "model.safetensors"
+        if not path.is_file():
+            raise LoadError(
+                f"{str(path)!r} is not there, and pickled weights (.bin), which can run code, are not read: "
+                "sentence-transformers writes the file (SentenceTransformer(folder).save(folder))"
+            )
+        return _tensors_of(path)
+
+    @property
+    def embedding_config(self) -> dict[str, Any]:
+        """config_sentence_transformers.json."""
+        return _read_json(self.path / "config_sentence_transformers.json")
+
+    def _modules(self) -> "list[_Module]":
         path = self.path / "modules.json"
         if not path.is_file():
             return []
@@ -125,14 +153,11 @@ class HuggingFaceFolder:
             modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{str(path)!r} is not a list of sentence-transformers' modules: {error}") from None
-        found = []
         for module in modules:
             folder = Path(module.path)
             if folder.is_absolute() or ".." in folder.parts:
                 raise ConfigError(f"{str(path)!r}: the module's path {module.path[:64]!r} leaves the checkpoint")
-            settings = _read_json(self.path / folder / "config.json") if module.path else {}
-            found.append((module.type.rpartition(".")[2], settings))
-        return found
+        return modules
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The tensors of all weight files. A file is mapped into memory when its first tensor is read."""

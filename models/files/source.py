@@ -86,6 +86,15 @@ class Checkpoint(Protocol):
         """Name and settings of each sentence-transformers module: modules.json. Empty: not an embedding model."""
         ...
 
+    def module_tensors(self, number: int) -> dict[str, StoredTensor]:
+        """Return the tensors of one of these modules, for modules that have their own."""
+        ...
+
+    @property
+    def embedding_config(self) -> Mapping[str, Any]:
+        """Prompts by name, and which is the default: config_sentence_transformers.json."""
+        ...
+
     def tensors(self) -> dict[str, StoredTensor]:
         """Return all tensors, by their names in `transformers`. Reads only headers.
 

@@ -62,6 +62,15 @@ class WithTexts:
         """The checkpoint's."""
         return self._checkpoint.embedding_modules()
 
+    def module_tensors(self, number: int) -> dict[str, StoredTensor]:
+        """The checkpoint's."""
+        return self._checkpoint.module_tensors(number)
+
+    @property
+    def embedding_config(self) -> Mapping[str, Any]:
+        """The checkpoint's."""
+        return self._checkpoint.embedding_config
+
     def tensors(self) -> dict[str, StoredTensor]:
         """The checkpoint's."""
         return self._checkpoint.tensors()

@@ -62,6 +62,15 @@ class GGUFCheckpoint:
         mode = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken", 4: "rank"}.get(kind, str(kind)[:16])
         return [("Pooling", {f"pooling_mode_{mode}": True}), ("Normalize", {})]
 
+    def module_tensors(self, number: int) -> dict[str, StoredTensor]:
+        """Empty: its modules have no weights."""
+        return {}
+
+    @property
+    def embedding_config(self) -> dict[str, Any]:
+        """Empty: a file has no prompts."""
+        return {}
+
     @staticmethod
     def _decoder(config: dict[str, Any]) -> Decoder:
         decoder = parse_model_config(config)

@@ -10,7 +10,7 @@ from penstock.models.description.decoder import Activation, Attention, Decoder, 
 from penstock.models.description.names import Names
 from penstock.models.parsing.family import Family
 from penstock.models.parsing.json_fields import JsonFields, shown
-from penstock.models.weights.decoder import decoder_matrices, decoder_tensors
+from penstock.models.weights.decoder import CLASSES, decoder_matrices, decoder_tensors
 
 MAX_LAYERS = 4096
 """Far more than any real model has. Each claimed layer costs memory before the first missing weight is noticed."""
@@ -52,7 +52,7 @@ def decoder_family(
     def known_as(name: str) -> str:
         for new, published in renamed.items():
             name = name.replace(new, published)
-        return name if name.startswith((base, "lm_head.")) else base + name
+        return name if name.startswith((base, "lm_head.", CLASSES)) else base + name
 
     def ignores(name: str, decoder: Decoder) -> bool:
         names, first = decoder.names, len(decoder.layers)

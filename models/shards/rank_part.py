@@ -22,7 +22,7 @@ def rank_part(model: ModelConfig, options: ParallelOptions, number: int) -> Mode
         return shard_of(model, place)
     if not isinstance(model, Decoder):
         raise ConfigError(
-            f"--pipeline-parallel-size {num_stages}: {model.architecture} is computed by transformers' code, which "
-            "cannot be split into stages"
+            f"--pipeline-parallel-size {num_stages}: {model.architecture} {model.why_whole}, which cannot be split "
+            "into stages"
         )
     return shard_of(model, place, stage_ranges(model, num_stages, options.pipeline_layers)[place.stage])

@@ -39,7 +39,7 @@ def shard_of(model: ModelConfig, place: Place, layers: Range | None = None) -> M
         if expected_tensors(model) == {} and place.num_stages == 1:
             return model  # a model without weights: every rank computes all of it
         raise ConfigError(
-            f"{model.architecture} is computed by transformers' code, which cannot be split over "
+            f"{model.architecture} {model.why_whole}, which cannot be split over "
             f"{place.num_tensor * place.num_stages} workers"
         )
     refuse_split(model, place)

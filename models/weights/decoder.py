@@ -33,6 +33,9 @@ from penstock.models.weights.sources import (
     vector,
 )
 
+CLASSES = "score.weight"
+"""The matrix of a decoder that classifies a text by the state of its last token: [classes, hidden size]."""
+
 
 class Product(NamedTuple):
     """A stored matrix that activations are multiplied with."""
@@ -160,7 +163,8 @@ def _head(decoder: Decoder) -> LinearSource | None:
 
 def decoder_tensors(decoder: Decoder) -> dict[str, Shape]:
     """Return every tensor that the checkpoint must have, with its shape."""
-    return stored_tensors(decoder_sources(decoder))
+    classes = {CLASSES: (decoder.num_classes, decoder.hidden_size)} if decoder.num_classes else {}
+    return stored_tensors(decoder_sources(decoder)) | classes
 
 
 def stored_tensors(sources: object) -> dict[str, Shape]:

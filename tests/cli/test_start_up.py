@@ -13,6 +13,7 @@ from penstock.core.launch.banner import curl_line, pool_text
 from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
 from penstock.ipc.messages import StepResult
+from penstock.models.families.registry import parse_model_config
 from penstock.parts.recording.options import RecordingOptions
 from penstock.parts.recording.scheduler.step_trace import StepTrace
 
@@ -82,3 +83,13 @@ def test_the_curl_line_survives_a_shell() -> None:
     words = shlex.split(curl_line("http://127.0.0.1:1", "it's a model"))
     assert words[2] == "http://127.0.0.1:1/v1/chat/completions"
     assert json.loads(words[-1])["model"] == "it's a model"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "path"), [("BertModel", "/v1/embeddings"), ("BertForSequenceClassification", "/v1/classify")]
+)
+def test_the_curl_line_of_a_model_without_chats(architecture: str, path: str) -> None:
+    model = parse_model_config({"architectures": [architecture], "vocab_size": 9, "num_hidden_layers": 1})
+    words = shlex.split(curl_line("http://127.0.0.1:1", "m", model))
+    assert words[2] == f"http://127.0.0.1:1{path}"
+    assert json.loads(words[-1]).keys() == {"model", "input"}

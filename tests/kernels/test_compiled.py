@@ -14,12 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import triton
 
 from penstock.kernels.attention.kv_quantization import KV_FORMATS, PageLayout
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
+from penstock.kernels.attention.ragged_attention import RaggedRows
 from penstock.kernels.experts.routing import Routing
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
@@ -28,6 +30,7 @@ from penstock.kernels.triton.activation import activation_triton, gated_activati
 from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
 from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.attention.ragged_attention import ragged_attention_triton
 from penstock.kernels.triton.experts import experts
 from penstock.kernels.triton.experts.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
 from penstock.kernels.triton.experts.logits import router_logits_triton
@@ -236,6 +239,9 @@ def launch_shapeless() -> None:
     for kind in ("gelu", "gelu_tanh", "clamped_swiglu"):
         gated_activation_triton(meta(16, 20480), kind)
     activation_triton(meta(16, 20480), "relu2")
+    for num_heads, head_dim, reach in ((12, 32, None), (12, 64, 64), (16, 64, None)):  # MiniLM, ModernBERT, BGE
+        rows = RaggedRows(np.full(8, 512), ints(9))
+        ragged_attention_triton(meta(4096, 3, num_heads, head_dim), rows, 0.1, reach)
     copy_pages_triton(meta(8, 4096, 8 * 16 * 128), ints(3), ints(3))
     write_runs_triton(ints(256, 4097), ints(5), ints(5), ints(5), ints(999))
     table, ids = ints(256, 512), ints(256, 4097)

@@ -173,8 +173,8 @@ BROKEN: dict[str, Case] = {
         _changed(architectures=["MiniMaxForCausalLM"], layer_types=["linear_attention", "full_attention"]),
         ("MiniMaxForCausalLM has layers of kind linear_attention", "only layers that keep keys and values are"),
     ),
-    "an encoder": (_changed(architectures=["BertModel"]), ("BertModel", "vectors or labels", "text")),
-    "a classifier": (_changed(architectures=["LlamaForSequenceClassification"]), ("labels", "LlamaForCausalLM")),
+    "an encoder": (_changed(architectures=["ElectraModel"]), ("ElectraModel", "vectors or labels", "text")),
+    "a classifier": (_changed(architectures=["GemmaForSequenceClassification"]), ("labels", "GemmaForCausalLM")),
     "an encoder and a decoder": (
         _changed(architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True),
         ("T5ForConditionalGeneration", "an encoder and a decoder"),

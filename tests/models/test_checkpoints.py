@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from penstock.cli.__main__ import main
 from penstock.config import Config, ConfigError, ModelOptions
 from penstock.models.description.decoder import Decoder
+from penstock.models.description.encoder import Encoder
 from penstock.models.families.registry import ARCHITECTURES, parse_model_config
 from penstock.models.finding.located import hub_cache, located
 from penstock.models.finding.registry import open_checkpoint, served_model_names
 from penstock.models.weights.decoder import decoder_tensors
+from penstock.models.weights.encoder import encoder_tensors
 from tests.models.broken_checkpoints import BASE, check_sentence
 
 # Every field that is read, and values that are good together with some kind of the others.
@@ -139,11 +141,15 @@ def check(raw: dict[str, Any]) -> None:
     except ConfigError as error:
         check_sentence(str(error))
     else:
-        assert isinstance(config, Decoder)
+        assert isinstance(config, Decoder | Encoder)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
-        assert len(config.windows) == config.num_layers
-        assert all(its.rope is None or its.rope.theta > 0 for _, its in config.attentions)
-        assert decoder_tensors(config)
+        if isinstance(config, Encoder):
+            assert all(layer.attention.rope is None or layer.attention.rope.theta > 0 for layer in config.layers)
+            assert encoder_tensors(config)
+        else:
+            assert len(config.windows) == config.num_layers
+            assert all(its.rope is None or its.rope.theta > 0 for _, its in config.attentions)
+            assert decoder_tensors(config)
         assert 0 < config.max_model_len < 1 << 43
 
 

@@ -5,8 +5,11 @@ import math
 import pytest
 
 from penstock.models.description.decoder import Decoder, Experts
+from penstock.models.description.encoder import Encoder
 from penstock.models.families.registry import ARCHITECTURES, parse_model_config
 from penstock.models.weights.decoder import decoder_tensors
+from penstock.models.weights.encoder import encoder_tensors
+from tests.models.published_encoders import ENCODERS, PublishedEncoder
 from tests.models.published_models import PUBLISHED, Published
 
 _BF16 = 2
@@ -56,3 +59,13 @@ def test_sizes_are_the_published_ones(model: Published) -> None:
 
 def test_every_architecture_is_there() -> None:
     assert {model.architecture for model in PUBLISHED} == set(ARCHITECTURES) - _ONLY_IN_RESEARCH
+
+
+@pytest.mark.parametrize("model", ENCODERS, ids=lambda model: model.name)
+def test_sizes_of_encoders(model: PublishedEncoder) -> None:
+    config = parse_model_config({"architectures": [model.architecture], **model.fields}, "own")
+    assert isinstance(config, Encoder)
+    count = sum(math.prod(shape) for shape in encoder_tensors(config).values())
+    assert math.isclose(count / 1e6, model.parameters, rel_tol=0.02), f"{count:,}"
+    assert not config.draws_tokens
+    assert config.num_classes == model.architecture.endswith("ForSequenceClassification")

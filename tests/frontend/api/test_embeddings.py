@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from penstock.config import ConfigError, FrontendOptions
 from penstock.ipc.messages import AddRequest, Pooling
-from penstock.models.embeddings import embeddings_of
+from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.folder import HuggingFaceFolder
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, post
@@ -126,10 +126,14 @@ MODULES = '[{"type": "a.models.Transformer", "path": ""}, {"type": "a.Pooling", 
         ("]", '{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false}', {}, ("last", False)),
         (', {"type": "a.Normalize", "path": "2_N"}]', '{"pooling_mode_mean_tokens": true}', {}, ("mean", True)),
         ("]", '{"pooling_mode": "mean"}', {}, ("mean", False)),
-        ("]", '{"pooling_mode_cls_token": true}', {}, "pooling_mode_cls_token"),
+        ("]", '{"pooling_mode_cls_token": true}', {}, ("cls", False)),
+        ("]", '{"pooling_mode": "max"}', {}, ("max", False)),
+        ("]", '{"pooling_mode_mean_sqrt_len_tokens": true}', {}, "mean_sqrt_len"),
+        ("]", '{"pooling_mode_mean_tokens": true, "include_prompt": false}', {}, "include_prompt"),
         ("]", '{"pooling_mode_cls_token": true}', {"pooling": "mean"}, ("mean", False)),
         ("]", '{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": true}', {}, "mean_tokens"),
         (', {"type": "a.Dense", "path": "2_D"}]', '{"pooling_mode_lasttoken": true}', {}, "Dense"),
+        (', {"type": "a.CNN", "path": "2_C"}]', '{"pooling_mode_lasttoken": true}', {}, "CNN"),
         ("", "{}", {}, "not a list"),
     ],
 )
@@ -144,9 +148,10 @@ def test_what_a_checkpoint_says(
         with pytest.raises(ConfigError, match=expected):
             embeddings_of(HuggingFaceFolder(tmp_path), FrontendOptions(**options))
     else:
-        assert embeddings_of(HuggingFaceFolder(tmp_path), FrontendOptions(**options)) == (*expected, SIZE)
+        found = embeddings_of(HuggingFaceFolder(tmp_path), FrontendOptions(**options))
+        assert found == Embeddings(*expected, SIZE)
 
 
 def test_without_modules(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert embeddings_of(HuggingFaceFolder(tmp_path), FrontendOptions()) == ("last", True, 0)
+    assert embeddings_of(HuggingFaceFolder(tmp_path), FrontendOptions()) == Embeddings("last", True, 0)

@@ -38,7 +38,7 @@ def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cached = tmp_path / "models--org--good"
     shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
     change(add(tmp_path, made, "by-transformers"), architectures=["HeliumForCausalLM"])
-    change(add(tmp_path, made, "unknown"), architectures=["BertModel"])
+    change(add(tmp_path, made, "unknown"), architectures=["ElectraModel"])
     change(add(tmp_path, made, "quantized"), quantization_config={"quant_method": "spqr"})
     (add(tmp_path, made, "half") / "model.safetensors").unlink()
     (add(tmp_path, made, "broken") / "model.safetensors").write_bytes(b"\xff" * 64)
@@ -77,7 +77,7 @@ def test_all_are_listed_whatever_their_state(cache: Path, capsys: pytest.Capture
         "quantized": None, "half": None, "broken": None, "no-json": None, "begun": None,
     }  # fmt: skip
     words = {
-        "unknown": "BertModel is not supported",
+        "unknown": "ElectraModel is not supported",
         "quantized": "quantized in a way that is not supported: spqr",
         "half": "incomplete: ",
         "broken": "not a readable safetensors file",

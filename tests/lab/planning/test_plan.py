@@ -332,7 +332,7 @@ def test_a_model_of_transformers_is_refused_with_the_reason(tmp_path: Path, caps
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, _, error = run(capsys, str(tmp_path))
     assert code == 2
-    assert "PersimmonForCausalLM runs through transformers' code" in error
+    assert "PersimmonForCausalLM is computed by transformers' code" in error
     assert "config.json is not enough" in error
 
 

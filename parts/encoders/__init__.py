@@ -1,0 +1,1 @@
+"""Models whose positions all see each other: their texts are computed whole."""
