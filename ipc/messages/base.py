@@ -12,7 +12,7 @@ Buffer = bytes
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 ErrorCode = Literal[
     "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
-    "unattainable",
+    "unattainable", "no_adapter",
 ]  # fmt: skip
 PoolingKind = Literal["last", "mean"]
 """The hidden state of the last position, or the mean over all positions."""
