@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
+from penstock.config import Config
 from penstock.core.engine.part import EnginePart
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import FromAll
@@ -27,6 +28,7 @@ from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import FrontendHello
+from penstock.parts.adapters.keys import key_of
 from penstock.parts.adapters.messages import (
     AdapterNews,
     AdapterPrepared,
@@ -98,6 +100,11 @@ class AdapterGate(Gate):
         if before is None:
             return cls(scheduler.waiting, scheduler.config.of(AdapterOptions).max_loras, scheduler.trials)
         return before
+
+    @classmethod
+    def check_options(cls, config: Config) -> None:
+        for name, path in config.of(AdapterOptions).adapters.items():
+            key_of(name, path)
 
     @staticmethod
     def missed(request: Request) -> Refusal | None:
@@ -339,7 +346,9 @@ class AdapterNewsTeller(EnginePart):
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self._early: list[LoadAdapter] = []  # before there is a scheduler
+        named = engine.config.of(AdapterOptions).adapters
+        self._early = [LoadAdapter(key_of(name, path), path) for name, path in named.items()]
+        """What is to be loaded once there is a scheduler; at first the adapters of `--lora`."""
 
     @classmethod
     def of(cls, engine: "Engine") -> Self:

@@ -26,8 +26,9 @@ def write_adapter(
 ) -> transformers.PreTrainedModel:
     """Write an adapter of these modules of the model; returns a copy of the model with it in its weights."""
     generator = torch.Generator().manual_seed(seed)
-    merged, tensors = deepcopy(model), {}
-    base = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
+    merged = deepcopy(model)
+    tensors: dict[str, torch.Tensor] = {}
+    base: dict[str, Any] = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
     config = base | config
     for name, module in merged.named_modules():
         if name.rpartition(".")[2] not in modules or not isinstance(module, torch.nn.Linear):
