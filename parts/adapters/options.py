@@ -36,6 +36,7 @@ class AdapterOptions(PartOptions, frozen=True):
             ge=1,
             le=4096,
         ),
+        Shown(also=("--max-loras-per-batch",)),
     ] = 32
 
     @property

@@ -8,8 +8,9 @@
 An adapter is loaded under a key, NAME@VERSION, whose version is a digest of its files. So an adapter that replaces one
 of the same name is another one, and nothing that was computed with the first is taken for the second's.
 
-An engine that was restarted has no adapters. So each frontend sends it all that it knows behind each hello, before its
-requests: also those that are unloaded, as long as streams use them.
+An engine that was restarted has only the adapters of `--lora`, and one in the caller's process not even these. So each
+frontend sends all that it knows behind each hello, before its requests: also those that are unloaded, as long as
+streams use them.
 """
 
 import asyncio

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.config import ConfigError
 from penstock.frontend.api.service import Service
+from penstock.frontend.errors import ShuttingDown
 from penstock.ipc.messages import SayHello
 from penstock.parts.adapters.frontend import Adapters
 from penstock.parts.adapters.messages import LoadAdapter, UnloadAdapter
@@ -49,7 +50,7 @@ def shared_scene(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     options = AdapterOptions(lora=(f"fixed={fixed}",))
     with (
         tempfile.TemporaryDirectory(prefix="pst-") as folder,
-        live_server(checkpoint, Path(folder), parts=(options,)) as live,
+        live_server(checkpoint, Path(folder), parts=(options,), frontend={"metrics_names": "both"}) as live,
     ):
         yield Scene(live, live.do(lambda: Loader(live.scheduler)))
 
@@ -148,6 +149,21 @@ def test_its_requests_are_counted_under_its_name(scene: Scene) -> None:
     assert complete(live, model="fixed", max_tokens=3).status == 200
     assert metric(live, 'penstock_adapter_requests_total{adapter="fixed"}') == before + 1
     assert metric(live, 'penstock_adapter_generation_tokens_total{adapter="fixed"}') > 0
+
+
+def test_those_in_use_are_told(scene: Scene) -> None:
+    live, _ = scene
+    in_use = 'vllm:lora_requests_info{max_lora="32",running_lora_adapters="%s",waiting_lora_adapters=""}'
+    assert metric(live, in_use % "") == 1
+    live.gives([40], hangs=True)
+    asking = threading.Thread(target=lambda: complete(live, model="fixed"))
+    asking.start()
+    live.wait_until(lambda: live.scheduler.num_running == 1)
+    assert metric(live, in_use % "fixed") == 1
+    assert metric(live, 'penstock_adapter_requests_in_frontend{adapter="fixed"}') == 1
+    [generation] = scene.service.generations
+    live.do(lambda: generation.fail(ShuttingDown("enough")))
+    asking.join()
 
 
 def metric(live: LiveServer, name: str) -> float:
