@@ -24,7 +24,7 @@ class LoadRequest(Struct):
     """What to load, as vLLM names it."""
 
     lora_name: _Name
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]  # a folder, a GGUF file, or a name of the hub
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]  # a folder, or a name of the hub
     load_inplace: bool = False  # it may replace an adapter of this name
 
 
