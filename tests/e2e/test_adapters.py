@@ -60,9 +60,13 @@ async def test_whoever_loads_one_all_have_it_and_a_restart_changes_nothing(
         status, text = await order(server, "load", lora_name="law", lora_path=str(tmp_path / "law"))
         assert status == 200, text
         await check()
-        scheduler = next(child for name, child in server.children().items() if "scheduler" in name)
-        scheduler.send_signal(signal.SIGKILL)
-        await check()
+        for process in ("scheduler", "worker"):
+            victim = next(child for name, child in server.children().items() if process in name)
+            saying = asyncio.create_task(check())
+            await asyncio.sleep(0.05)  # some of it is under way
+            victim.send_signal(signal.SIGKILL)
+            await saying
+            await check()
         status, text = await order(server, "unload", lora_name="law")
         assert status == 200, text
         (tmp_path / "bad").mkdir()
