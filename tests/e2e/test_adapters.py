@@ -110,3 +110,18 @@ async def test_streams_of_an_adapter_that_is_unloaded_end_as_they_began_or_say_w
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, errors) == (expected, [])
+
+
+async def test_a_damaged_adapter_of_an_option_harms_nobody_and_its_requests_say_why(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    make_adapter(tmp_path / "law", checkpoint.model, rank=4, seed=2)
+    (tmp_path / "law/adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0damaged!")
+    flags = ("--served-model-name", "base", "--dtype", "float32", "--lora", f"law={tmp_path / 'law'}")
+    async with serving(checkpoint.folder, *flags) as server, aiohttp.ClientSession() as http:
+        assert await tokens_of(server, "base") == greedy(checkpoint.model, PROMPT, NUM_TOKENS)
+        assert "damaged" in (await server.logged("adapter not loaded"))["reason"]
+        async with http.post(f"{server.url}/v1/completions", json={"model": "law", "prompt": PROMPT}) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (404, "model_not_found")
+            assert "damaged" in error["message"]
