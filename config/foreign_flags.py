@@ -16,7 +16,6 @@ _DRAFTS = ForeignFlag(use="--speculative-config")
 _LOOKUP = ForeignFlag(use='--speculative-config \'{"method": "ngram", ...}\'')
 _EMBEDS = "a model that generates text makes embeddings, too"
 _ON_ALREADY = ForeignFlag(why="it is always on", same=("", "true", "True"))
-_RANKS = ("1", "8", "16", "32", "64", "128", "256", "320", "512", "1024")
 _OFF = ("off", "false", "False", "0")
 """Behind a switch these are values, and no models."""
 
@@ -29,8 +28,6 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--enable-sleep-mode": ForeignFlag(why="the weights stay in memory until the server ends"),
         "--root-path": ForeignFlag(why="let the proxy remove its prefix from paths"),
         "--enable-lora": ON_DEMAND,
-        "--max-lora-rank": ForeignFlag(why="every rank up to 1,024 is served", same=_RANKS),
-        "--max-cpu-loras": ForeignFlag(use="--max-loras"),
         "--lora-dtype": ForeignFlag(why="adapters are computed as the model is", same=("auto",)),
         "--fully-sharded-loras": ForeignFlag(why="adapters are sharded as the model is", same=("",)),
         "--lora-extra-vocab-size": ForeignFlag(why="adapters use the model's own embeddings", same=("0",)),
@@ -77,7 +74,6 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
     },
     "SGLang": {
         "--is-embedding": ForeignFlag(why=_EMBEDS, same=("",)),
-        "--max-loaded-loras": ForeignFlag(use="--max-loras"),
         "--lora-target-modules": ForeignFlag(why="each adapter says it", same=("all",)),
         "--lora-backend": ForeignFlag(why="there is one way to compute adapters", same=("triton", "csgmv", "chunked")),
         "--lora-eviction-policy": ForeignFlag(why="the least recently used adapter leaves its slot", same=("lru",)),

@@ -35,6 +35,7 @@ from penstock.parts.adapters.messages import (
     AdapterStage,
     AdapterState,
     DropAdapter,
+    ForgetAdapter,
     LoadAdapter,
     PrepareAdapter,
     UnloadAdapter,
@@ -156,6 +157,7 @@ class AdapterGate(Gate):
             self._untried.pop(key, None)
             if (live := self._live.get(key)) is not None:
                 self._drop(live)
+            self.messages.append(ForgetAdapter(key))
             self.has_news = True
 
     def news(self, requests: Iterable[Request]) -> AdapterNews:
@@ -331,7 +333,7 @@ class AdapterGate(Gate):
         self._live[key] = self._ids[live.adapter_id] = live
         self._unanswered.add(live.adapter_id)
         self._untried.pop(key, None)
-        self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path))
+        self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path, key))
         return live
 
     def _drop(self, live: _Live) -> None:
