@@ -24,7 +24,6 @@ from penstock.config import ConfigError
 from penstock.frontend.api.service import Service, Variant
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, Unavailable
-from penstock.models.finding.located import located_adapter
 from penstock.parts.adapters.frontend.texts import Texts
 from penstock.parts.adapters.keys import key_of, name_of
 from penstock.parts.adapters.messages import AdapterNews, AdapterState, LoadAdapter, UnloadAdapter
@@ -115,7 +114,7 @@ class Catalogue:
                 why = "it was named by --lora, and stays" if before.is_fixed else "load_inplace replaces it"
                 raise InvalidParameter(f"there is an adapter {name!r} already: {why}", param="lora_name")
             try:
-                path = str(await asyncio.to_thread(located_adapter, given))
+                path = await asyncio.to_thread(_located, given)
                 known = Known(await asyncio.to_thread(key_of, name, path), path, given)
                 if before is not None and known.key == before.key:
                     return  # its files have not changed
@@ -304,3 +303,10 @@ class Catalogue:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _located(given: str) -> str:
+    """The path of an adapter; a name of the hub is downloaded."""
+    from penstock.models.finding.located import located_adapter  # with all families, which few frontends need
+
+    return str(located_adapter(given))
