@@ -14,11 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 import structlog
 
 from penstock.config import Config, ConfigError
 from penstock.core.engine.readiness import engine_ready
+from penstock.core.scheduling.part import SchedulerPart
 from penstock.core.scheduling.scheduler import Refusal
 from penstock.frontend.engine.connection import EngineAddress
 from penstock.gpu_worker.devices.out_of_memory import failure_reason
@@ -37,6 +39,7 @@ from penstock.ipc.messages import (
     ToFrontend,
     TokenBatch,
 )
+from penstock.ipc.overrides import overriding
 
 log = structlog.get_logger()
 
@@ -54,7 +57,7 @@ class EngineThread:
         self._config = config
         self._inbox: deque[Message | None] = deque()  # None: the end
         self._wake = threading.Event()
-        self._tell: Callable[[ToFrontend], object] = lambda message: None
+        self._tell: Callable[[Any], object] = lambda message: None
         self._ended: Future[None] | None = None  # of the thread that was started last
 
     async def start(self) -> None:
@@ -98,7 +101,7 @@ class EngineThread:
         """Pass the engine's messages to `on_message`, in the event loop that runs now."""
         loop = asyncio.get_running_loop()
 
-        def tell(message: ToFrontend) -> None:
+        def tell(message: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(on_message, message)
 
@@ -143,6 +146,7 @@ class EngineThread:
             ended.set_result(None)
 
     def _serve(self, engine: InProcessEngine) -> None:
+        telling = overriding(SchedulerPart, engine.scheduler.parts.all, "take_news")
         while True:
             while self._inbox:
                 message = self._inbox.popleft()
@@ -150,6 +154,9 @@ class EngineThread:
                     return
                 self._take(engine, message)
             step = engine.step()
+            for part in telling:
+                for news in part.take_news():
+                    self._tell(news)
             if step.deltas:
                 self._tell(TokenBatch(0, tuple(step.deltas)))
             elif step.plan is None:
@@ -194,3 +201,7 @@ class EngineThread:
                 scheduler.reset_prefix_cache()
             case Goodbye():
                 scheduler.abort_owner(OWNER)
+            case _:
+                for part in scheduler.parts.all:
+                    if type(message) in part.orders:
+                        part.order(message)

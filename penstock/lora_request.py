@@ -9,7 +9,7 @@ class LoRARequest:
 
     lora_name: str
     lora_int_id: int  # at least 1; adapters are told apart by their names, so it means nothing here
-    lora_path: str  # its folder, its GGUF file, or its name on the hub
+    lora_path: str  # its folder, or its name on the hub
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:

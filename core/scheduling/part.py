@@ -54,6 +54,9 @@ class SchedulerPart:
     answers: ClassVar[Heard] = ()
     """The workers' messages that are this part's, and how those of several ranks become one."""
 
+    orders: ClassVar[tuple[type[Message], ...]] = ()
+    """Messages of frontends that it takes if they come from its own process; from others an `EnginePart` takes them."""
+
     policy: Policy | None = None
     """An order of requests other than first come, first served."""
 
@@ -84,6 +87,14 @@ class SchedulerPart:
     def accepts(self, request: Request) -> Refusal | None:
         """A request has come, or it waits and the worker is another one: return why it cannot run here."""
         return None
+
+    def order(self, message: Any) -> None:
+        """A frontend in this process has sent one of `orders`."""
+        raise NotImplementedError
+
+    def take_news(self) -> Iterable[Message]:
+        """Return what a frontend in this process must know, since the last call."""
+        return ()
 
     def arriving(self, request: Request, now: float) -> Refusal | None:
         """A request that could run here is about to wait: set its level; or return why it must not wait."""

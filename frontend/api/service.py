@@ -7,7 +7,6 @@ texts are tokenized in the process too. Processes and threads serve the tenants 
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -19,12 +18,12 @@ from typing import Any, Self
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
-from msgspec.structs import asdict
+from msgspec import UNSET
 
 from penstock.config import Config
 from penstock.config.api_keys import load_api_keys
 from penstock.frontend import schema
+from penstock.frontend.api.fingerprint import fingerprint_of
 from penstock.frontend.api.prompt_images import PromptImages, prompt_images
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
@@ -63,7 +62,6 @@ from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, Vali
 from penstock.frontend.validation.completion import ValidCompletion
 from penstock.ipc.addresses import addresses_in
 from penstock.ipc.messages import EngineReady
-from penstock.ipc.version import VERSION
 from penstock.models.finding.registry import model_path
 
 log = structlog.get_logger()
@@ -546,7 +544,7 @@ class Service:
         facts = self.engine.last_facts
         if facts is not None and facts is not self._facts:
             adapter = UNSET if self.variant is None else self.variant.adapter
-            self._facts, self._system = facts, _system(facts, self.model.digest, adapter)
+            self._facts, self._system = facts, fingerprint_of(facts, self.model.digest, adapter)
         return self._system
 
     @property
@@ -631,22 +629,3 @@ class Admission:
     def _num_tokens(self, num_prompts: int) -> int:
         """The most tokens that the prompts can have together."""
         return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
-
-
-def _system(facts: EngineReady, text: str, adapter: str | UnsetType) -> tuple[str, schema.SystemParts]:
-    parts = schema.SystemParts(
-        program=VERSION,
-        architecture=facts.model_fingerprint,
-        weights=facts.weights,
-        text=text,
-        kernels=facts.kernels,
-        arithmetic=facts.arithmetic,
-        dtype=facts.dtype,
-        ranks=facts.num_ranks,
-        batch_invariant=facts.is_batch_invariant,
-        adapter=adapter,
-    )
-    digested = {name: value for name, value in asdict(parts).items() if value is not UNSET}
-    del digested["batch_invariant"]
-    digest = hashlib.sha256(msgspec.json.encode(digested, order="sorted")).hexdigest()
-    return f"fp_{digest[:16]}", parts

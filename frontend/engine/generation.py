@@ -26,6 +26,7 @@ from penstock.frontend.errors import (
     GrammarFailed,
     InvalidLogits,
     InvalidRequest,
+    ModelNotFound,
     Overloaded,
     TargetMissed,
     TargetUnattainable,
@@ -479,6 +480,7 @@ _FAILURES: dict[str | None, type[ApiError]] = {
     "invalid_logits": InvalidLogits,
     "ends_workers": EndsWorkers,
     "unattainable": TargetUnattainable,
+    "no_adapter": ModelNotFound,
 }
 
 

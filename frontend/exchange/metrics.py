@@ -86,6 +86,8 @@ class Metrics:
         self._engine_collector = EngineCollector(engines)
         self._board = board
         self._vllm_model = vllm_model
+        self.max_adapters = 0
+        """Adapters that a worker can have in its memory; a part sets it."""
         registry = CollectorRegistry()
         self.registry = registry
         """The metrics that this process counts itself."""
@@ -218,7 +220,7 @@ class Metrics:
             add(counted, self._board.others())
             families += counted
         if self._vllm_model:
-            families += vllm_families(families, self._vllm_model)
+            families += vllm_families(families, self._vllm_model, self.max_adapters)
         shown = CollectorRegistry(auto_describe=False)
         shown.register(_Families(families))
         return prometheus_client.generate_latest(shown)

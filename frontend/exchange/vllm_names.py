@@ -50,25 +50,32 @@ _VALUES = {
 }
 """Label -> our value -> vLLM's, where they differ."""
 
+LIVE_BY_ADAPTER = "penstock_adapter_requests_in_frontend"
+
 _OURS_ALONE = ("drafter",)
 """Labels that vLLM does not have."""
 
 
-def vllm_families(families: Iterable[Metric], model: str) -> list[Metric]:
-    """The same metrics under vLLM's names, labelled with the model's name."""
-    found = []
+def vllm_families(families: Iterable[Metric], model: str, max_adapters: int) -> list[Metric]:
+    """The same metrics under vLLM's names, labelled with the model's name.
+
+    `max_adapters`: that a worker can have in its memory.
+    """
+    found, adapters_in_use = list[Metric](), list[str]()
     for family in families:
+        if family.name == LIVE_BY_ADAPTER:
+            adapters_in_use = sorted(sample.labels["adapter"] for sample in family.samples)
         for name in _THEIRS.get(family.name, ()):
             told = Metric(name, family.documentation, family.type)
             told.samples = _samples(family, name, model)
             found.append(told)
-    # Endpoint pickers look for adapters in any case; there are none.
+    # Endpoint pickers look for adapters in any case.
     adapters = GaugeMetricFamily(
         "vllm:lora_requests_info",
         "Adapters of running and waiting requests.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
-    adapters.add_metric(("0", "", ""), 1)
+    adapters.add_metric((str(max_adapters), ",".join(adapters_in_use), ""), 1)
     return [*found, adapters]
 
 

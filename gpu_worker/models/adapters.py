@@ -80,6 +80,16 @@ class Made(NamedTuple):
     segments: Mapping[int, Sequence[Segment]] = {}
     native: Mapping[int, NativeFactors] = {}
 
+    def on(self, device: torch.device) -> "Made":
+        """The same on a device. The native kernels read it where it is."""
+        return self._replace(segments={site: [its.on(device) for its in each] for site, each in self.segments.items()})
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all matrices."""
+        segments = sum(its.a.nbytes + its.b.nbytes for each in self.segments.values() for its in each)
+        return segments + sum(part.nbytes for its in self.native.values() for part in its)
+
 
 class Adapters:
     """The sites of a model, what each slot adds to them, and which row has which slot."""
@@ -107,13 +117,12 @@ class Adapters:
         self.sites.append(site)
         return AdaptedLinear(linear, len(self.sites) - 1, self)
 
-    def made(self, factors: Mapping[str, Factors], device: Device) -> Made:
-        """What a slot will add, as `put` takes it. Any thread may call this."""
+    def made(self, factors: Mapping[str, Factors]) -> Made:
+        """What a slot will add, in the host's memory; `put` takes it on the device. Any thread may call this."""
         found = {number: its for number, site in enumerate(self.sites) if (its := site.segments(factors))}
         if self._is_native:
             return Made(native={number: self.native.made(number, its) for number, its in found.items()})
-        on = device.torch_device
-        return Made({number: [its.on(on) for its in segments] for number, segments in found.items()})
+        return Made(found)
 
     def put(self, slot: int, made: Made) -> None:
         """A slot adds this from the next step on, and nothing else."""

@@ -12,7 +12,7 @@ Buffer = bytes
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 ErrorCode = Literal[
     "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
-    "unattainable",
+    "unattainable", "no_adapter",
 ]  # fmt: skip
 PoolingKind = Literal["last", "mean", "cls", "max"]
 """The hidden state of the last or the first position, or the mean or the largest numbers over all positions."""

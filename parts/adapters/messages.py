@@ -56,12 +56,19 @@ class PrepareAdapter(Message, frozen=True):
 
     adapter_id: int  # never reused
     path: str
+    key: ShortText = ""  # by which the host's memory keeps what was read
 
 
 class DropAdapter(Message, frozen=True):
-    """No row will use this adapter any more."""
+    """No row will use this adapter any more. If it is still being read, `AdapterPrepared` comes nevertheless."""
 
     adapter_id: int
+
+
+class ForgetAdapter(Message, frozen=True):
+    """Nobody will ask for an adapter of this key again, until it is loaded again."""
+
+    key: ShortText
 
 
 class AdapterPrepared(Message, frozen=True):
@@ -74,5 +81,5 @@ class AdapterPrepared(Message, frozen=True):
 
 FROM_FRONTEND = (LoadAdapter, UnloadAdapter)
 TO_FRONTEND = (AdapterNews,)
-TO_WORKER = (PrepareAdapter, DropAdapter)
+TO_WORKER = (PrepareAdapter, DropAdapter, ForgetAdapter)
 FROM_WORKER = (AdapterPrepared,)

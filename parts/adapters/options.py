@@ -36,7 +36,24 @@ class AdapterOptions(PartOptions, frozen=True):
             ge=1,
             le=4096,
         ),
+        Shown(also=("--max-loras-per-batch",)),
     ] = 32
+
+    max_cpu_loras: Annotated[
+        int,
+        Meta(
+            description="Most adapters that a worker keeps in the host's memory, at most 4 GiB of them: their turns in "
+            "--max-loras come again without reading files. The least recently used one goes.",
+            ge=1,
+            le=65536,
+        ),
+        Shown(also=("--max-loaded-loras",)),
+    ] = 256
+
+    max_lora_rank: Annotated[
+        int,
+        Meta(description="Largest rank of an adapter; one with a larger rank is refused.", ge=1, le=1024),
+    ] = 256
 
     @property
     def adapters(self) -> dict[str, str]:

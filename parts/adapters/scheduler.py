@@ -11,7 +11,7 @@ requests stay. Pure bookkeeping, like the scheduler that owns it.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
@@ -35,6 +35,7 @@ from penstock.parts.adapters.messages import (
     AdapterStage,
     AdapterState,
     DropAdapter,
+    ForgetAdapter,
     LoadAdapter,
     PrepareAdapter,
     UnloadAdapter,
@@ -52,12 +53,13 @@ _UNLOADED = "the request's adapter was unloaded"
 class Known:
     """An adapter that frontends have named."""
 
-    __slots__ = ("error", "is_leaving", "path", "rank", "state")
+    __slots__ = ("error", "is_kept", "is_leaving", "path", "rank", "state")
 
     def __init__(self, path: str, *, is_leaving: bool) -> None:
         self.path = path
         self.is_leaving = is_leaving  # it goes with the last request that has it
-        self.state: AdapterStage = "loading"
+        self.is_kept = is_leaving  # its requests, which began elsewhere, are still to come
+        self.state: AdapterStage = "leaving" if is_leaving else "loading"
         self.error = ""
         self.rank = 0
 
@@ -92,6 +94,7 @@ class AdapterGate(Gate):
     )
 
     answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"))),)
+    orders = (LoadAdapter, UnloadAdapter)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
@@ -106,7 +109,7 @@ class AdapterGate(Gate):
 
     @staticmethod
     def missed(request: Request) -> Refusal | None:
-        return Refusal("internal", _UNKNOWN) if request.adapter else None
+        return Refusal("no_adapter", _UNKNOWN) if request.adapter else None
 
     def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
         super().__init__(waiting, trials)
@@ -133,25 +136,54 @@ class AdapterGate(Gate):
             self._untried[message.key] = None
             self._try()
         elif known.is_leaving and not message.is_leaving:
-            known.is_leaving = False
+            known.is_leaving = known.is_kept = False
             known.state = "ready" if known.rank else "loading"
         self.has_news = True
 
     def unload(self, key: str) -> None:
         """Let an adapter go with its last request."""
         if (known := self.known.get(key)) is not None:
-            known.is_leaving, known.state = True, "leaving"
+            known.is_leaving, known.is_kept, known.state = True, False, "leaving"
             self.has_news = True
             self._untried.pop(key, None)
 
     def forget(self, used: set[str]) -> None:
         """Forget what leaves, and is not the adapter of any request."""
-        for key in [key for key, known in self.known.items() if known.is_leaving and key not in used]:
+        leaving = [key for key, known in self.known.items() if known.is_leaving and not known.is_kept]
+        for key in leaving:
+            if key in used:
+                continue
             del self.known[key]
             self._untried.pop(key, None)
             if (live := self._live.get(key)) is not None:
                 self._drop(live)
+            self.messages.append(ForgetAdapter(key))
             self.has_news = True
+
+    def news(self, requests: Iterable[Request]) -> AdapterNews:
+        """All adapters; `requests` are counted."""
+        self.has_news = False
+        running, waiting = Counter[str](), Counter[str]()
+        for request in requests:
+            if request.adapter:
+                running[request.adapter] += len(request.running)
+                waiting[request.adapter] += len(request.waiting)
+        return AdapterNews(
+            tuple(
+                AdapterState(key, its.path, its.state, its.error, its.rank, running[key], waiting[key])
+                for key, its in self.known.items()
+            )
+        )
+
+    def order(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if isinstance(message, LoadAdapter):
+            self.load(message)
+        else:  # only of one that could not be loaded: a program has no other way to unload
+            self.unload(message.key)
+            self.forget({key for key, live in self._live.items() if live.users})
+
+    def take_news(self) -> tuple[AdapterNews, ...]:
+        return (self.news(()),) if self.has_news else ()
 
     # --- what the worker has ----------------------------------------------------------------
 
@@ -160,8 +192,8 @@ class AdapterGate(Gate):
             return None
         known = self.known.get(request.adapter)
         if known is None:
-            return Refusal("internal", _UNKNOWN)
-        return Refusal("internal", known.error) if known.state == "failed" else None
+            return Refusal("no_adapter", _UNKNOWN)
+        return Refusal("no_adapter", known.error) if known.state == "failed" else None
 
     def admits(self, seq: Sequence, start: Start) -> bool:
         request = seq.request
@@ -207,7 +239,7 @@ class AdapterGate(Gate):
             self._drop(live)
             for request in users:
                 request.adapter_id = 0
-            return [Ending(request, message.error, "internal") for request in users]
+            return [Ending(request, message.error, "no_adapter") for request in users]
         live.is_ready = True
         for request in reversed(users):  # each goes to the head of its line
             self._waiting.release(request)
@@ -301,7 +333,7 @@ class AdapterGate(Gate):
         self._live[key] = self._ids[live.adapter_id] = live
         self._unanswered.add(live.adapter_id)
         self._untried.pop(key, None)
-        self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path))
+        self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path, key))
         return live
 
     def _drop(self, live: _Live) -> None:
@@ -346,7 +378,7 @@ class AdapterNewsTeller(EnginePart):
 
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         if (gate := self._gate) is not None:
-            self._engine.frontends.tell(peer, self._news(gate))
+            self._engine.frontends.tell(peer, gate.news(self._requests()))
 
     def on_new_pages(self) -> None:
         gate = self._gate
@@ -363,8 +395,7 @@ class AdapterNewsTeller(EnginePart):
         if any(known.is_leaving for known in gate.known.values()):
             gate.forget({request.adapter for request in self._requests()})
         if gate.has_news:
-            gate.has_news = False
-            self._engine.frontends.tell_all(self._news(gate))
+            self._engine.frontends.tell_all(gate.news(self._requests()))
 
     def _requests(self) -> Iterator[Request]:
         scheduler = self._engine.scheduler
@@ -375,20 +406,7 @@ class AdapterNewsTeller(EnginePart):
         assert scheduler is not None
         for request in [request for request in self._requests() if request.adapter == key]:
             scheduler.pause(request.request_id)  # out of its rows: only what waits can end with an error
-            gate.to_end.append(Ending(request, _UNLOADED, "internal"))
-
-    def _news(self, gate: AdapterGate) -> AdapterNews:
-        running, waiting = Counter[str](), Counter[str]()
-        for request in self._requests():
-            if request.adapter:
-                running[request.adapter] += len(request.running)
-                waiting[request.adapter] += len(request.waiting)
-        return AdapterNews(
-            tuple(
-                AdapterState(key, its.path, its.state, its.error, its.rank, running[key], waiting[key])
-                for key, its in gate.known.items()
-            )
-        )
+            gate.to_end.append(Ending(request, _UNLOADED, "no_adapter"))
 
 
 PARTS = (AdapterGate, AdapterNewsTeller)

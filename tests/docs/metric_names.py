@@ -1,15 +1,17 @@
 """The names that `/metrics` tells."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from msgspec.structs import fields
 
+from penstock.frontend.api.service import Service
 from penstock.frontend.batches.metrics import BatchMetrics
 from penstock.frontend.engine.router.metrics import RouterMetrics
 from penstock.frontend.exchange.engine_metrics import EngineCollector
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.ipc.messages import EngineStats
-from penstock.parts.adapters.frontend.totals import Totals
+from penstock.parts.adapters.frontend.totals import Live, Totals
 
 
 def metric_names() -> set[str]:
@@ -21,5 +23,6 @@ def metric_names() -> set[str]:
     RouterMetrics(metrics.registry)
     BatchMetrics(metrics.registry, float, float)
     Totals(metrics)
+    Live(cast(Service, SimpleNamespace(metrics=metrics, generations=())))
     names |= {line.split()[2] for line in metrics.exposition().decode().splitlines() if "# TYPE" in line}
     return names | {f"{name}{end}" for name in names for end in ("_total", "_bucket", "_sum", "_count")}

@@ -12,7 +12,7 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.exchange.statuses import READS_BODY
 from penstock.frontend.part import FrontendPart
 from penstock.parts.adapters.frontend.catalogue import Catalogue
-from penstock.parts.adapters.frontend.totals import Totals
+from penstock.parts.adapters.frontend.totals import Live, Totals
 from penstock.parts.adapters.options import AdapterOptions
 
 TEXT = "text/plain; charset=utf-8"
@@ -24,7 +24,7 @@ class LoadRequest(Struct):
     """What to load, as vLLM names it."""
 
     lora_name: _Name
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]  # a folder, a GGUF file, or a name of the hub
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]  # a folder, or a name of the hub
     load_inplace: bool = False  # it may replace an adapter of this name
 
 
@@ -87,8 +87,11 @@ class Adapters(FrontendPart):
 
     def __init__(self, service: Service) -> None:
         self.catalogue = Catalogue(service)
-        self._fixed = service.config.of(AdapterOptions).adapters
+        options = service.config.of(AdapterOptions)
+        self._fixed = options.adapters
         self._totals = Totals(service.metrics)
+        Live(service)
+        service.metrics.max_adapters = options.max_loras
         service.observers = (*service.observers, self._note)
 
     @classmethod

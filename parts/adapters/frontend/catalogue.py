@@ -8,8 +8,9 @@
 An adapter is loaded under a key, NAME@VERSION, whose version is a digest of its files. So an adapter that replaces one
 of the same name is another one, and nothing that was computed with the first is taken for the second's.
 
-An engine that was restarted has only the adapters of `--lora`. So each frontend sends it the others behind each hello,
-before its requests: also those that are unloaded, as long as streams use them.
+An engine that was restarted has only the adapters of `--lora`, and one in the caller's process not even these. So each
+frontend sends all that it knows behind each hello, before its requests: also those that are unloaded, as long as
+streams use them.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ from penstock.config import ConfigError
 from penstock.frontend.api.service import Service, Variant
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, Unavailable
-from penstock.models.finding.located import located_adapter
 from penstock.parts.adapters.frontend.texts import Texts
 from penstock.parts.adapters.keys import key_of, name_of
 from penstock.parts.adapters.messages import AdapterNews, AdapterState, LoadAdapter, UnloadAdapter
@@ -79,7 +79,7 @@ class Catalogue:
             link.on_hello.append(partial(self._on_hello, link))
 
     async def serve_fixed(self, adapters: Mapping[str, str]) -> None:
-        """Serve adapters that engines load by themselves when they start: name -> path.
+        """Serve adapters that an option names: name -> path.
 
         Raises:
             ConfigError: one of them cannot be served.
@@ -93,6 +93,7 @@ class Catalogue:
                 raise ConfigError(f"--lora {name}={path}: {error}") from None
             self._known[known.key] = known
             self._service.variants[name] = variant
+            self._tell_all(LoadAdapter(known.key, path))
 
     async def load(self, name: str, given: str, *, in_place: bool) -> None:
         """Load an adapter into all engines, and serve it under its name. Adapters are loaded one after the other.
@@ -113,7 +114,7 @@ class Catalogue:
                 why = "it was named by --lora, and stays" if before.is_fixed else "load_inplace replaces it"
                 raise InvalidParameter(f"there is an adapter {name!r} already: {why}", param="lora_name")
             try:
-                path = str(await asyncio.to_thread(located_adapter, given))
+                path = await asyncio.to_thread(_located, given)
                 known = Known(await asyncio.to_thread(key_of, name, path), path, given)
                 if before is not None and known.key == before.key:
                     return  # its files have not changed
@@ -197,6 +198,9 @@ class Catalogue:
             else:
                 await asyncio.sleep(LOOK_SECONDS)
 
+    def _is_fixed(self, key: str) -> bool:
+        return key in self._known and self._known[key].is_fixed
+
     def _is_used(self, key: str) -> bool:
         return any(each.adapter == key for each in self._service.generations)
 
@@ -244,8 +248,7 @@ class Catalogue:
         for leaving in self._leaving.values():
             leaving.unconfirmed.discard(link)
         for known in self._known.values():
-            if not known.is_fixed:
-                link.send(LoadAdapter(known.key, known.path))
+            link.send(LoadAdapter(known.key, known.path))
         for known, _ in self._leaving.values():
             if self._is_used(known.key):
                 link.send(LoadAdapter(known.key, known.path, is_leaving=True))
@@ -258,6 +261,8 @@ class Catalogue:
                 leaving.unconfirmed.discard(link)
         for key, state in now.items():
             unloaded = self._leaving.get(key)
+            if state.state == "failed" and before.get(key) != state and self._is_fixed(key):
+                log.error("adapter not loaded", adapter=key, reason=state.error)
             if state.state == "leaving" and key in self._known:  # another frontend has unloaded it
                 self._forget(self._known[key], set())
             elif state.state not in ("loading", "ready") or key in self._known:
@@ -298,3 +303,10 @@ class Catalogue:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _located(given: str) -> str:
+    """The path of an adapter; a name of the hub is downloaded."""
+    from penstock.models.finding.located import located_adapter  # with all families, which few frontends need
+
+    return str(located_adapter(given))

@@ -1,11 +1,17 @@
 """What adapters are used for, in `/metrics`: one line for each of them, up to a limit."""
 
+from collections import Counter
 from functools import partial
 
-from prometheus_client import Counter
+import prometheus_client
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from penstock.frontend.api.service import Service
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import Billed, RequestRecord
+from penstock.frontend.exchange.vllm_names import LIVE_BY_ADAPTER
+from penstock.parts.adapters.keys import name_of
 
 MAX_ADAPTERS, OTHERS = 1000, "(others)"
 """Adapters with totals of their own; all further ones share one. (They may come and go many times.)"""
@@ -20,6 +26,22 @@ _TOTALS = {
 }
 
 
+class Live(Collector):
+    """How many requests each adapter has now; without a line for those that have none."""
+
+    def __init__(self, service: Service) -> None:
+        """It is registered with the frontend's metrics."""
+        self._service = service
+        service.metrics.registry.register(self)
+
+    def collect(self) -> list[Metric]:
+        about = "Requests to an adapter that are in progress."
+        family = GaugeMetricFamily(LIVE_BY_ADAPTER, about, labels=["adapter"])
+        for name, count in Counter(name_of(each.adapter) for each in self._service.generations if each.adapter).items():
+            family.add_metric([name], count)
+        return [family]
+
+
 class Totals:
     """Counters of one frontend, by the adapter's name."""
 
@@ -28,7 +50,7 @@ class Totals:
         self._price_per_hour = metrics.price_per_hour
         self._names: set[str] = set()
         self._counters = {
-            name: Counter(f"penstock_adapter_{name}", about, ["adapter"], registry=metrics.registry)
+            name: prometheus_client.Counter(f"penstock_adapter_{name}", about, ["adapter"], registry=metrics.registry)
             for name, about in _TOTALS.items()
             if name != "price" or metrics.price_per_hour
         }

@@ -19,7 +19,6 @@ from torch import Tensor
 from penstock.gpu_worker.models.adapters import Factors, SitePart
 
 _MAX_CONFIG = 1 << 20
-_MAX_RANK = 1024
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
 _PREFIXES = ("base_model", "model", "language_model", "transformer", "text_model")
 """Names of what is around a decoder: a model that also sees has more of them than the text model it was made from."""
@@ -56,13 +55,14 @@ class Adapter(Struct, frozen=True):
     rank: int  # the largest
 
 
-def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype) -> Adapter:
+def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype, max_rank: int) -> Adapter:
     """Read an adapter of a model.
 
     Args:
         path: of the folder.
         modules: those that something can be added to.
         dtype: of the matrices that are returned.
+        max_rank: of any of its modules.
 
     Raises:
         AdapterError: it is damaged, belongs to another model, or needs what cannot be done here.
@@ -86,8 +86,8 @@ def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype
             )
         if not a.isfinite().all() or not b.isfinite().all():
             raise AdapterError(f"the matrices of {name!r} have numbers that are not finite")
-        if a.shape[0] > _MAX_RANK:
-            raise AdapterError(f"the rank of {name!r} is {a.shape[0]}; at most {_MAX_RANK} is served")
+        if a.shape[0] > max_rank:
+            raise AdapterError(f"the rank of {name!r} is {a.shape[0]}, more than --max-lora-rank {max_rank}")
         rank = max(rank, a.shape[0])
         factors[module] = Factors(a.to(dtype), (b.float() * _scale(config, name, a.shape[0])).to(dtype))
     if not factors:

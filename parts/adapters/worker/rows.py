@@ -8,15 +8,16 @@ import structlog
 import torch
 
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.adapters import Adapters, Made
+from penstock.gpu_worker.models.adapters import Adapters
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc import faults
 from penstock.ipc.messages import StepPlan
-from penstock.parts.adapters.messages import AdapterPrepared, DropAdapter, PrepareAdapter
+from penstock.parts.adapters.messages import AdapterPrepared, DropAdapter, ForgetAdapter, PrepareAdapter
 from penstock.parts.adapters.options import AdapterOptions
-from penstock.parts.adapters.worker.files import AdapterError, read_adapter
+from penstock.parts.adapters.worker.files import AdapterError
+from penstock.parts.adapters.worker.store import AdapterStore, Kept
 
 log = structlog.get_logger()
 
@@ -24,51 +25,53 @@ log = structlog.get_logger()
 class AdapterRows(RowPart):
     """All methods run in the worker's main thread; files are read, and matrices arranged, in another one."""
 
-    orders = (PrepareAdapter, DropAdapter)
+    orders = (PrepareAdapter, DropAdapter, ForgetAdapter)
     can_be_captured = False
 
-    def __init__(self, adapters: Adapters, num_slots: int, num_rows: int, dtype: torch.dtype, device: Device) -> None:
-        """`dtype`: of the matrices."""
+    def __init__(
+        self, adapters: Adapters, store: AdapterStore, device: Device, *, num_slots: int, num_rows: int
+    ) -> None:
         adapters.prepare(num_slots, num_rows)
         self.rows: dict[int, int] = {}
         """Row -> adapter id."""
         self._adapters = adapters
-        self.modules = adapters.modules
-        """What an adapter can change."""
-        self._dtype = dtype
+        self._store = store
         self._device = device
         self._free = list(reversed(range(num_slots)))
         self._slots: dict[int, int] = {}  # by adapter id, of those that are ready
-        self._reading: dict[int, Future[tuple[Made, int]]] = {}
+        self._reading: dict[int, Future[Kept]] = {}
+        self._unwanted: set[int] = set()  # those that were dropped while they are read
         self._thread: ThreadPoolExecutor | None = None  # until the first adapter comes
         self._before = faults.point("worker.adapter")
 
     @classmethod
     def of(cls, context: Context) -> "AdapterRows":
-        config, limits = context.config, context.config.scheduler
-        return cls(
-            context.adapters,
-            config.of(AdapterOptions).max_loras,
-            limits.max_num_seqs + 1,
-            torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32,
-            context.device,
-        )
+        options = context.config.of(AdapterOptions)
+        dtype = torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32
+        store = AdapterStore(context.adapters, dtype, max_rank=options.max_lora_rank, max_num=options.max_cpu_loras)
+        num_rows = context.config.scheduler.max_num_seqs + 1
+        return cls(context.adapters, store, context.device, num_slots=options.max_loras, num_rows=num_rows)
 
     # --- what is in memory ------------------------------------------------------------------
 
-    def order(self, message: PrepareAdapter | DropAdapter) -> None:
+    def order(self, message: PrepareAdapter | DropAdapter | ForgetAdapter) -> None:
+        if isinstance(message, ForgetAdapter):
+            self._store.forget(message.key)
+            return
         if isinstance(message, DropAdapter):
+            if message.adapter_id in self._reading:
+                self._unwanted.add(message.adapter_id)
             self._drop(message.adapter_id)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reading[message.adapter_id] = self._thread.submit(self._read, message)
 
-    def _read(self, message: PrepareAdapter) -> tuple[Made, int]:
+    def _read(self, message: PrepareAdapter) -> Kept:
         self._before()
         with torch.inference_mode():
-            adapter = read_adapter(Path(message.path), self.modules, self._dtype)
-            return self._adapters.made(adapter.factors, self._device), adapter.rank
+            kept = self._store.find(message.key, Path(message.path))
+            return kept._replace(made=kept.made.on(self._device.torch_device))
 
     @property
     def is_busy(self) -> bool:
@@ -78,20 +81,22 @@ class AdapterRows(RowPart):
         done = [adapter_id for adapter_id, reading in self._reading.items() if reading.done()]
         return [self._put(adapter_id, self._reading.pop(adapter_id)) for adapter_id in done]
 
-    def _put(self, adapter_id: int, reading: "Future[tuple[Made, int]]") -> AdapterPrepared:
+    def _put(self, adapter_id: int, reading: "Future[Kept]") -> AdapterPrepared:
+        if adapter_id in self._unwanted:
+            self._unwanted.remove(adapter_id)
+            return AdapterPrepared(adapter_id)
         try:
-            made, rank = reading.result()
+            kept = reading.result()
         except AdapterError as error:
             return AdapterPrepared(adapter_id, f"the adapter cannot be used: {error}")
         except (OSError, MemoryError, RuntimeError) as error:
             log.exception("adapter not read")
             return AdapterPrepared(adapter_id, f"the adapter could not be read: {str(error)[:200]}")
         self._slots[adapter_id] = slot = self._free.pop()
-        self._adapters.put(slot, made)
-        return AdapterPrepared(adapter_id, rank=rank)
+        self._adapters.put(slot, kept.made)
+        return AdapterPrepared(adapter_id, rank=kept.rank)
 
     def _drop(self, adapter_id: int) -> None:
-        self._reading.pop(adapter_id, None)
         if (slot := self._slots.pop(adapter_id, None)) is not None:
             self._adapters.clear(slot)
             self._free.append(slot)
@@ -125,5 +130,7 @@ class AdapterRows(RowPart):
         """Forget all rows, and all adapters."""
         self._adapters.give([(row, -1) for row in self.rows])
         self.rows.clear()
-        for adapter_id in [*self._slots, *self._reading]:
+        for adapter_id in [*self._slots]:
             self._drop(adapter_id)
+        self._reading.clear()  # whoever asked is gone
+        self._unwanted.clear()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import FrontendHello, Message
-from penstock.parts.adapters.messages import AdapterNews, AdapterState, LoadAdapter, UnloadAdapter
+from penstock.parts.adapters.messages import AdapterNews, AdapterStage, AdapterState, LoadAdapter, UnloadAdapter
 from tests.frontend.fake_scheduler import FakeScheduler
 
 
@@ -28,7 +28,7 @@ class Loader:
         self.adapters: dict[str, AdapterState] = {}
         self.orders: list[LoadAdapter | UnloadAdapter] = []
         self.error = ""  # of every further load
-        self.state = "ready"  # of every further load
+        self.state: AdapterStage = "ready"  # of every further load
         scheduler.on_other = self._take
 
     def _take(self, peer: PeerId, message: Message) -> None:
@@ -36,7 +36,7 @@ class Loader:
             self._scheduler.router.send(peer, self._news())
         elif isinstance(message, LoadAdapter):
             self.orders.append(message)
-            state = "failed" if self.error else "leaving" if message.is_leaving else self.state
+            state: AdapterStage = "failed" if self.error else "leaving" if message.is_leaving else self.state
             self.set(message.key, message.path, state, self.error)
         elif isinstance(message, UnloadAdapter):
             self.orders.append(message)
@@ -44,7 +44,7 @@ class Loader:
                 del self.adapters[message.key]
                 self.tell()
 
-    def set(self, key: str, path: str, state: str, error: str = "") -> None:
+    def set(self, key: str, path: str, state: AdapterStage, error: str = "") -> None:
         """An adapter is in this state now; all frontends hear of it."""
         self.adapters[key] = AdapterState(key, path, state, error)
         self.tell()

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.config import ConfigError
 from penstock.frontend.api.service import Service
+from penstock.frontend.errors import ShuttingDown
 from penstock.ipc.messages import SayHello
 from penstock.parts.adapters.frontend import Adapters
 from penstock.parts.adapters.messages import LoadAdapter, UnloadAdapter
@@ -49,7 +50,7 @@ def shared_scene(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     options = AdapterOptions(lora=(f"fixed={fixed}",))
     with (
         tempfile.TemporaryDirectory(prefix="pst-") as folder,
-        live_server(checkpoint, Path(folder), parts=(options,)) as live,
+        live_server(checkpoint, Path(folder), parts=(options,), frontend={"metrics_names": "both"}) as live,
     ):
         yield Scene(live, live.do(lambda: Loader(live.scheduler)))
 
@@ -62,7 +63,7 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
     loader.error, loader.state = "", "ready"
     for name in {*shared_scene.service.variants} - {"fixed"}:
         assert unload(live, name).status == 200
-    live.wait_until(lambda: not loader.adapters)
+    live.wait_until(lambda: not [key for key in loader.adapters if not key.startswith("fixed@")])
     loader.orders.clear()
     yield shared_scene
     live.wait_until(lambda: live.server.service.engine.num_live == 0)
@@ -150,6 +151,21 @@ def test_its_requests_are_counted_under_its_name(scene: Scene) -> None:
     assert metric(live, 'penstock_adapter_generation_tokens_total{adapter="fixed"}') > 0
 
 
+def test_those_in_use_are_told(scene: Scene) -> None:
+    live, _ = scene
+    in_use = 'vllm:lora_requests_info{max_lora="32",running_lora_adapters="%s",waiting_lora_adapters=""}'
+    assert metric(live, in_use % "") == 1
+    live.gives([40], hangs=True)
+    asking = threading.Thread(target=lambda: complete(live, model="fixed"))
+    asking.start()
+    live.wait_until(lambda: live.scheduler.num_running == 1)
+    assert metric(live, in_use % "fixed") == 1
+    assert metric(live, 'penstock_adapter_requests_in_frontend{adapter="fixed"}') == 1
+    [generation] = scene.service.generations
+    live.do(lambda: generation.fail(ShuttingDown("enough")))
+    asking.join()
+
+
 def metric(live: LiveServer, name: str) -> float:
     lines = [line for line in get(live, "/metrics").text.splitlines() if line.startswith(name + " ")]
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
@@ -163,7 +179,7 @@ def test_what_an_engine_cannot_load_is_refused_with_its_sentence(scene: Scene, t
     loader.error = "rank 512 is more than --max-lora-rank 64"
     error = error_of(load(live, "big", write_adapter(tmp_path / "big")), 400)
     assert (error["param"], error["message"]) == ("lora_path", f"lora_path: {loader.error}")
-    live.wait_until(lambda: not loader.adapters)
+    live.wait_until(lambda: not [key for key in loader.adapters if key.startswith("big@")])
     assert "big" not in models(live)
 
 
@@ -325,7 +341,8 @@ def test_an_engine_that_restarts_gets_them_again_before_their_requests(scene: Sc
     restart(scene)
     asking.join()
     assert "".join(event["choices"][0]["text"] for event in events(answers[0])[:-1]) == "Water runs down"
-    assert loader.orders == [order]
+    assert [each for each in loader.orders if not each.key.startswith("fixed@")] == [order]
+    assert [each.key.partition("@")[0] for each in loader.orders] == ["fixed", "late"]
     kinds = [type(message).__name__ for message in live.scheduler.received]
     assert kinds.index("LoadAdapter") < kinds.index("AddRequest")
     assert "late" in models(live)
@@ -345,7 +362,10 @@ def test_a_stream_outlives_its_adapter_even_if_the_engine_restarts(scene: Scene,
     asking.join()
     assert "".join(event["choices"][0]["text"] for event in events(answers[0])[:-1]) == "Water runs down the pipe"
     live.wait_until(lambda: loader.orders[-1] == UnloadAdapter(key))
-    assert [type(order) for order in loader.orders] == [LoadAdapter, UnloadAdapter]
+    again, last = (order for order in loader.orders if order.key == key)
+    assert isinstance(again, LoadAdapter)
+    assert again.is_leaving
+    assert last == UnloadAdapter(key)
     assert "gone" not in models(live)
 
 

@@ -250,7 +250,7 @@ def test_vllm_names(checkpoint: Path, sockets: Path) -> None:
         assert value(f"{name}_bucket", le="+Inf") == value(f"{name}_count") > 0
         assert value(f"{name}_sum") >= 0
     [adapters] = [labels for name, labels in found if name == "vllm:lora_requests_info"]
-    assert dict(adapters) == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert dict(adapters) == {"max_lora": "32", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 
 
 def test_tool_calls_are_stops_under_vllm_names() -> None:
