@@ -18,6 +18,7 @@ from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.activation import Activation
 from penstock.models.weights.sources import WHOLE
+from penstock.parts.adapters.messages import PrepareAdapter
 from penstock.parts.adapters.worker.files import AdapterError, read_adapter
 from penstock.parts.adapters.worker.rows import AdapterRows
 from penstock.parts.adapters.worker.store import AdapterStore
@@ -162,3 +163,50 @@ def test_a_gguf_file(checkpoint: Make, tmp_path: Path) -> None:
     load(engine, "one", tmp_path / "one.gguf")
     engine.make_ready()
     assert "it is a GGUF file" in gate_of(engine).known["one"].error
+
+
+def test_who_waits_for_room_gets_it_from_one_that_nobody_asked_for(checkpoint: Make, tmp_path: Path) -> None:
+    """Be it read, or refused."""
+    folder, model = checkpoint("llama")
+    engine = Engine(folder, cpu_kernels="native", max_loras=1)
+    merged = write_adapter(tmp_path / "good", model)
+    load(engine, "good@1", tmp_path / "good")
+    for other in ("unknown", "good"):  # the first one is refused
+        load(engine, f"other-{other}", tmp_path / other)
+        ids = [
+            engine.add(prompt, SamplingParams(max_tokens=12, temperature=0.0), adapter="good@1") for prompt in PROMPTS
+        ]
+        for _ in range(200):
+            for delta in engine.step().deltas:
+                engine._take(delta)
+        assert not engine.has_work
+        for prompt, request_id in zip(PROMPTS, ids, strict=True):
+            assert_greedy(merged, prompt, engine.outputs[request_id, 0])
+    assert gate_of(engine).known["other-unknown"].state == "failed"
+
+
+def test_all_are_tried_behind_one_that_is_refused(checkpoint: Make, tmp_path: Path) -> None:
+    folder, model = checkpoint("llama")
+    engine = Engine(folder, cpu_kernels="native", max_loras=1)
+    write_adapter(tmp_path / "good", model)
+    load(engine, "bad", tmp_path / "unknown")
+    load(engine, "good", tmp_path / "good")
+    engine.make_ready()
+    assert [known.state for known in gate_of(engine).known.values()] == ["failed", "ready"]
+
+
+def test_one_that_kills_workers_is_tried_alone_and_then_refused(checkpoint: Make, tmp_path: Path) -> None:
+    """Even if nobody asks for it: whoever has loaded it is told."""
+    engine = Engine(checkpoint("llama")[0], cpu_kernels="native")
+    scheduler, gate = engine.scheduler, gate_of(engine)
+    load(engine, "bad", tmp_path / "bad")
+    for _ in range(2):
+        assert gate.known["bad"].state == "loading"
+        orders = scheduler.take_messages(before_plan=True)
+        assert [type(order) for order in orders] == [PrepareAdapter]
+        scheduler.reset_worker(engine.hello, has_died=True)
+        gate = gate_of(engine)
+    assert gate.known["bad"].state == "failed"
+    assert "died" in gate.known["bad"].error
+    assert not gate.num_in_making
+    assert not [order for order in scheduler.take_messages(before_plan=True) if isinstance(order, PrepareAdapter)]
