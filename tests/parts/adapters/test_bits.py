@@ -1,4 +1,4 @@
-"""On the native kernels a row's bits are its own: alone, beside other adapters, in any chunk, on any number of threads."""
+"""On the native kernels a row's bits are its own: alone, beside others, in any chunk, on any number of threads."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
