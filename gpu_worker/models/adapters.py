@@ -154,6 +154,11 @@ class Adapters:
             (int(slot), device.upload(np.flatnonzero(slots == slot))) for slot in np.unique(slots) if slot >= 0
         ]
 
+    @property
+    def is_adding(self) -> bool:
+        """Whether some of the step's tokens add something."""
+        return bool(self._tokens)
+
     def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
         """y [T, out] with what the step's tokens add to the product of x [T, in]."""
         for slot, tokens in self._tokens:
@@ -179,7 +184,8 @@ class AdaptedLinear(NamedTuple):
         return self.adapters.added(self.site, x, self.linear(x, step))
 
     def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
-        return self(activation(x), step)
+        y = self.linear.of_activation(x, activation, step)  # which may be one kernel, so its bits must stay
+        return self.adapters.added(self.site, activation(x), y) if self.adapters.is_adding else y
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         packed = self.linear.pack(library, interleaved=interleaved, rounds_inputs=rounds_inputs)._replace(

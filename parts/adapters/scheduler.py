@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "this engine does not have the request's adapter"
 _UNLOADED = "the request's adapter was unloaded"
+_KILLS = "the worker died whenever it read this adapter"
 
 
 class Known:
@@ -124,7 +125,7 @@ class AdapterGate(Gate):
         self._num_made = 0  # ids are never reused
         self._no_room: deque[Request] = deque()  # held without a live adapter; some may have left since
         self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
-        trials.at_end.append(self._ask_again)
+        trials.at_end.append(self._trial_ended)
 
     # --- what is known ----------------------------------------------------------------------
 
@@ -227,6 +228,7 @@ class AdapterGate(Gate):
         self._unanswered.discard(message.adapter_id)
         if live is None or live.is_ready:
             self._ask_again()
+            self._use_room()
             return []  # it was dropped meanwhile
         self.has_news = True
         known = self.known.get(live.key)
@@ -239,13 +241,13 @@ class AdapterGate(Gate):
             self._drop(live)
             for request in users:
                 request.adapter_id = 0
-            return [Ending(request, message.error, "no_adapter") for request in users]
-        live.is_ready = True
-        for request in reversed(users):  # each goes to the head of its line
-            self._waiting.release(request)
+        else:
+            live.is_ready = True
+            for request in reversed(users):  # each goes to the head of its line
+                self._waiting.release(request)
         self._ask_again()
-        self._try()
-        return []
+        self._use_room()
+        return [Ending(request, message.error, "no_adapter") for request in users] if message.error else []
 
     def leave(self, request: Request) -> None:
         if not request.adapter:
@@ -271,6 +273,9 @@ class AdapterGate(Gate):
         if has_died and unready is not None:  # the worker reads one at a time
             guilty = self.trials.blame(unready.key)
             culprits = [] if guilty is None else list(unready.users)
+            if guilty is not None and (known := self.known.get(unready.key)) is not None:
+                known.state, known.error = "failed", _KILLS
+                self.has_news = True
         for live in self._live.values():
             for request in live.users:
                 request.adapter_id = 0
@@ -281,7 +286,6 @@ class AdapterGate(Gate):
         self._holds_for_trial = False
         self.messages.clear()
         self._untried |= {key: None for key, known in self.known.items() if known.state == "loading"}
-        self._try()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
     @property
@@ -292,15 +296,23 @@ class AdapterGate(Gate):
         """Have new adapters read and checked, as far as there is room without a request's giving way."""
         while self._untried and self.trials.current is None and self._make_room():
             key = next(iter(self._untried))
-            del self._untried[key]
             if key in self._live:
-                continue
-            if self.trials.is_suspected(key):
-                continue  # when a request wants it
-            self._add(key)
+                del self._untried[key]
+            elif not self.trials.is_suspected(key):
+                self._add(key)
+            elif self.num_in_making:
+                return  # it is tried alone, once that is made
+            else:
+                self._add(key)
+                self.trials.begin(key, self.messages.pop())
 
     def _use_room(self) -> None:
         """There may be room: whoever was held for it asks again, then new adapters are read."""
+        if self._no_room:
+            here = [request for request in self._no_room if request.adapter in self._live]
+            self._no_room = deque(request for request in self._no_room if request.adapter not in self._live)
+            for request in reversed(here):  # each goes to the head of its line
+                self._waiting.release(request)
         while self._no_room and (len(self._live) < self._max_live or self._idle() is not None):
             if self._waiting.release(self._no_room.popleft()):
                 return  # it asks again at the head of the queue
@@ -314,6 +326,11 @@ class AdapterGate(Gate):
         self._holds_for_trial = False
         while self._no_room:  # each goes to the head of its line
             self._waiting.release(self._no_room.pop())
+
+    def _trial_ended(self) -> None:
+        """Nothing is on trial any more, or the worker is another one."""
+        self._ask_again()
+        self._try()
 
     def _make_room(self) -> bool:
         """Whether there is room for one more; the least recently used one that nobody needs makes some."""

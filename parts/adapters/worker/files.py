@@ -67,6 +67,8 @@ def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype
     Raises:
         AdapterError: it is damaged, belongs to another model, or needs what cannot be done here.
     """
+    if path.suffix == ".gguf":
+        raise AdapterError("it is a GGUF file; adapters are read as PEFT stores them, from a folder")
     config = _config(path / "adapter_config.json")
     found = _matrices(path / "adapter_model.safetensors")
     known = _by_tail(modules)

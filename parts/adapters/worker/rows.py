@@ -35,6 +35,8 @@ class AdapterRows(RowPart):
         self.rows: dict[int, int] = {}
         """Row -> adapter id."""
         self._adapters = adapters
+        self.modules = adapters.modules
+        """What an adapter can change."""
         self._store = store
         self._device = device
         self._free = list(reversed(range(num_slots)))

@@ -4,11 +4,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.models.adapters import Adapters, Factors, Site, SitePart
+from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.ipc.messages import SamplingParams
+from penstock.kernels.activation import Activation
+from penstock.models.weights.sources import WHOLE
+from penstock.parts.adapters.messages import PrepareAdapter
 from penstock.parts.adapters.worker.files import AdapterError, read_adapter
 from penstock.parts.adapters.worker.rows import AdapterRows
 from penstock.parts.adapters.worker.store import AdapterStore
@@ -19,6 +29,17 @@ from tests.parts.adapters.written import write_adapter
 
 __all__ = ["checkpoint", "one_thread"]
 Make = Callable[..., Checkpoint]
+SILU = Activation("silu")
+
+
+class _Fused:
+    """A product of a kernel that also computes the activation, with bits of its own."""
+
+    def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
+        raise AssertionError("the activation comes first")
+
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return x.new_full((len(x), 3), 7.0)
 
 
 def rows_of(engine: Engine) -> AdapterRows:
@@ -119,3 +140,73 @@ def test_ranks_of_peft(checkpoint: Make, tmp_path: Path) -> None:
         assert_greedy(merged, prompt, output)
     with pytest.raises(AdapterError, match="more than --max-lora-rank 8"):
         read_adapter(tmp_path / "one", rows_of(engine)._store._modules, rows_of(engine)._store._dtype, 8)
+
+
+def test_a_product_that_computes_the_activation_itself() -> None:
+    """It still does, whether or not some rows add something: so the bits of the others stay."""
+    adapters, device = Adapters(), CpuDevice(1)
+    product = adapters.add_site(cast(Linear, _Fused()), Site((SitePart("m", 3, 2, WHOLE),), None))
+    adapters.prepare(num_slots=1, num_rows=2)
+    x, step = torch.randn(2, 4), cast(ForwardInputs, None)
+    alone = product.of_activation(x, SILU, step)
+    assert alone.eq(7).all()
+    adapters.put(0, adapters.made({"m": Factors(torch.ones(1, 2), torch.ones(3, 1))}))
+    adapters.give([(1, 0)])
+    adapters.begin(np.array([0, 1]), np.array([1, 1]), device)
+    both = product.of_activation(x, SILU, step)
+    assert both[0].equal(alone[0])
+    torch.testing.assert_close(both[1], alone[1] + SILU(x)[1].sum())
+
+
+def test_a_gguf_file(checkpoint: Make, tmp_path: Path) -> None:
+    engine = Engine(checkpoint("llama")[0], cpu_kernels="native")
+    load(engine, "one", tmp_path / "one.gguf")
+    engine.make_ready()
+    assert "it is a GGUF file" in gate_of(engine).known["one"].error
+
+
+def test_who_waits_for_room_gets_it_from_one_that_nobody_asked_for(checkpoint: Make, tmp_path: Path) -> None:
+    """Be it read, or refused."""
+    folder, model = checkpoint("llama")
+    engine = Engine(folder, cpu_kernels="native", max_loras=1)
+    merged = write_adapter(tmp_path / "good", model)
+    load(engine, "good@1", tmp_path / "good")
+    for other in ("unknown", "good"):  # the first one is refused
+        load(engine, f"other-{other}", tmp_path / other)
+        ids = [
+            engine.add(prompt, SamplingParams(max_tokens=12, temperature=0.0), adapter="good@1") for prompt in PROMPTS
+        ]
+        for _ in range(200):
+            for delta in engine.step().deltas:
+                engine._take(delta)
+        assert not engine.has_work
+        for prompt, request_id in zip(PROMPTS, ids, strict=True):
+            assert_greedy(merged, prompt, engine.outputs[request_id, 0])
+    assert gate_of(engine).known["other-unknown"].state == "failed"
+
+
+def test_all_are_tried_behind_one_that_is_refused(checkpoint: Make, tmp_path: Path) -> None:
+    folder, model = checkpoint("llama")
+    engine = Engine(folder, cpu_kernels="native", max_loras=1)
+    write_adapter(tmp_path / "good", model)
+    load(engine, "bad", tmp_path / "unknown")
+    load(engine, "good", tmp_path / "good")
+    engine.make_ready()
+    assert [known.state for known in gate_of(engine).known.values()] == ["failed", "ready"]
+
+
+def test_one_that_kills_workers_is_tried_alone_and_then_refused(checkpoint: Make, tmp_path: Path) -> None:
+    """Even if nobody asks for it: whoever has loaded it is told."""
+    engine = Engine(checkpoint("llama")[0], cpu_kernels="native")
+    scheduler, gate = engine.scheduler, gate_of(engine)
+    load(engine, "bad", tmp_path / "bad")
+    for _ in range(2):
+        assert gate.known["bad"].state == "loading"
+        orders = scheduler.take_messages(before_plan=True)
+        assert [type(order) for order in orders] == [PrepareAdapter]
+        scheduler.reset_worker(engine.hello, has_died=True)
+        gate = gate_of(engine)
+    assert gate.known["bad"].state == "failed"
+    assert "died" in gate.known["bad"].error
+    assert not gate.num_in_making
+    assert not [order for order in scheduler.take_messages(before_plan=True) if isinstance(order, PrepareAdapter)]
