@@ -4,6 +4,7 @@
     options.py     its options
     messages.py    what its processes tell each other
     scheduler.py   in the scheduler's process
+    samplers.py    samplers: read by frontends, run in workers; uses tensors, imports no torch
     worker.py      in the workers: the only file that may import torch
     frontend.py    in the frontends: routes, metrics
     metrics.py     what `/metrics` shows of it
@@ -15,6 +16,6 @@ parts: the laboratory, and the replay of recordings.
 
 NAMES = (
     "grammars", "disk", "images", "handover", "pooling", "experts", "policies", "batching", "routing", "recording",
-    "watching", "open_inference",
+    "watching", "open_inference", "samplers",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""
