@@ -68,8 +68,11 @@ class SamplerRows(RowPart):
             try:
                 logits[i] = _shaped(logits[i].float(), row, token_ids[number, :position], position)
             except Exception as error:
+                if not logits[i].max().isfinite():
+                    continue  # there is no distribution: the draw says so
                 log.exception("sampler failed")
-                errors.append(RowError(i, f"a sampler failed: {type(error).__name__}: {str(error)[:200]}"))
+                reason = f"a sampler failed: {type(error).__name__}: {str(error)[:200]}"
+                errors.append(RowError(i, reason, "internal"))
         return tuple(errors)
 
 

@@ -214,10 +214,20 @@ def test_a_sampler_that_fails_or_is_missing_ends_its_row_only() -> None:
     part.enter(StepPlan(0, b"", b"", b"", b"", tuple(new)))
     table = torch.ones(3, 9, dtype=torch.int32)
     errors = part.shape(z, np.array([0, 1], dtype=np.int32), np.array([1, 1]), table)
-    assert [error.sample_idx for error in errors] == [0, 1]
+    assert [(error.sample_idx, error.code) for error in errors] == [(0, "internal"), (1, "internal")]
     assert "no sampler 'made_up'" in str(errors[0])
     part.enter(StepPlan(0, b"", b"", b"", b"", freed_rows=int32(0, 1)))
     assert not part.rows
+
+
+def test_logits_without_a_distribution_are_for_the_draw_to_tell() -> None:
+    part = SamplerRows()
+    params = SamplingParams(max_tokens=9, samplers=(SamplerUse("typical_p", (0.5,)), SamplerUse("top_p", (0.5,))))
+    part.enter(StepPlan(0, b"", b"", b"", b"", (NewRow(0, int32(1), 1, params, int32(0)),)))
+    for bad in (math.nan, math.inf, NEVER):
+        z = torch.full((1, 9), bad)
+        assert part.shape(z, np.zeros(1, dtype=np.int32), np.array([1]), torch.ones(1, 9, dtype=torch.int32)) == ()
+        assert not z.max().isfinite()
 
 
 def test_ends_are_not_drawn_before_their_time() -> None:

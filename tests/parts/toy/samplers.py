@@ -21,9 +21,7 @@ class Favourite(Sampler):
 
     @classmethod
     def apply(cls, z: "Tensor", values: tuple[float, ...], draw: Draw) -> "Tensor":
-        token = int(values[0])
-        kept = z[token].clone()
-        z.fill_(-float("inf"))[token] = kept
+        z.fill_(-float("inf"))[int(values[0])] = 0.0
         return z
 
 
