@@ -39,7 +39,7 @@ def kept(z: Logits, which: Callable[[int], bool]) -> Logits:
 
 
 def until(order: Sequence[int], p: list[float], mass: float) -> set[int]:
-    found, total = set(), 0.0
+    found, total = set[int](), 0.0
     for i in order:
         if found and total >= mass:
             break
