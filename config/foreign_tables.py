@@ -34,7 +34,7 @@ _OTHER_FILE = ForeignFlag(why="download the file and give its path as MODEL")
 _PARTS = ForeignFlag(use="--tensor-parallel-size or --pipeline-parallel-size")
 _PROJECTOR = ForeignFlag(why="images need a checkpoint with the image model in it, such as Hugging Face's")
 _SAMPLER = ForeignFlag(why="there is no such sampler")
-_OF_EACH = ForeignFlag(why="requests say it, in the field of that name")
+_OF_EACH = ForeignFlag(why="requests say it")
 _ZERO = ("0", "0.0", "0.00")
 
 TGI: Mapping[str, ForeignFlag] = {

@@ -9,7 +9,9 @@ which is taken where no other is asked for.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from msgspec import Meta
 
 from penstock.config.parts import brought
 
@@ -26,10 +28,10 @@ class Parameter(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """The type of the field."""
-        if isinstance(self.default, tuple):
-            return list[str] | str | None
-        return type(self.default) | None
+        """The type of the field, with the help as its description."""
+        kind: Any = list[str] | str if isinstance(self.default, tuple) else type(self.default)
+        described: Any = Annotated  # the type is known when the program runs
+        return described[kind | None, Meta(description=self.help)]
 
 
 class Draw(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.ipc.messages import SamplerUse, SamplingParams
-from tests.frontend.http_client import chat, complete, error_of
+from tests.frontend.http_client import chat, complete, error_of, get
 from tests.frontend.live_server import LiveServer
 
 HEADER = "x-penstock-warning"
@@ -148,6 +148,12 @@ def test_orders(live: LiveServer) -> None:
 def test_a_list_may_switch_off_what_the_kernels_do(live: LiveServer) -> None:
     assert used(live, temperature=0.5, top_p=0.9, samplers=["top_p"]) == []
     assert (sent(live).temperature, sent(live).top_p) == (1.0, 0.9)
+
+
+def test_the_schema_says_what_they_do(live: LiveServer) -> None:
+    schemas = get(live, "/openapi.json").json()["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest"):
+        assert "top choices" in schemas[name]["properties"]["xtc_probability"]["description"]
 
 
 def test_unknown_names_are_told(live: LiveServer) -> None:
