@@ -38,7 +38,8 @@ _OTHER_FILE = ForeignFlag(why="download the file and give its path as MODEL")
 _PARTS = ForeignFlag(use="--tensor-parallel-size or --pipeline-parallel-size")
 _PROJECTOR = ForeignFlag(why="images need a checkpoint with the image model in it, such as Hugging Face's")
 _SAMPLER = ForeignFlag(why="there is no such sampler")
-_OFF_AT_0, _OFF_AT_1 = _SAMPLER._replace(same=("0", "0.0", "0.00")), _SAMPLER._replace(same=("1", "1.0", "1.00"))
+_OF_EACH = ForeignFlag(why="requests say it")
+_ZERO = ("0", "0.0", "0.00")
 
 TGI: Mapping[str, ForeignFlag] = {
     "--model-id": ForeignFlag(use="--model, or MODEL alone"),
@@ -170,13 +171,16 @@ LLAMA_CPP: Mapping[str, ForeignFlag] = {
     **dict.fromkeys(("--repeat-penalty", "--presence-penalty", "--frequency-penalty"), _OF_REQUESTS),
     **dict.fromkeys(("--ignore-eos", "-l", "--logit-bias", "-sp", "--special", "-r", "--reverse-prompt"), _OF_REQUESTS),
     **dict.fromkeys(("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"), _OF_REQUESTS),
-    **dict.fromkeys(("--xtc-probability", "--dry-multiplier", "--dynatemp-range", "--mirostat"), _OFF_AT_0),
-    **dict.fromkeys(("--typical", "--typical-p"), _OFF_AT_1),
-    **dict.fromkeys(("--top-nsigma", "--top-n-sigma", "--adaptive-target"), _SAMPLER._replace(same=("-1", "-1.0"))),
-    **dict.fromkeys(("--xtc-threshold", "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n"), _SAMPLER),
-    **dict.fromkeys(("--dry-sequence-breaker", "--dynatemp-exp", "--mirostat-lr", "--mirostat-ent"), _SAMPLER),
+    **dict.fromkeys(("--xtc-probability", "--dry-multiplier", "--dynatemp-range"), _OF_EACH._replace(same=_ZERO)),
+    **dict.fromkeys(("--typical", "--typical-p"), _OF_EACH._replace(same=("1", "1.0", "1.00"))),
+    **dict.fromkeys(("--top-nsigma", "--top-n-sigma"), _OF_EACH._replace(same=("-1", "-1.0"))),
+    **dict.fromkeys(("--xtc-threshold", "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n"), _OF_EACH),
+    **dict.fromkeys(("--dry-sequence-breaker", "--dynatemp-exp"), _OF_EACH),
+    **dict.fromkeys(("--samplers", "--sampler-seq", "--sampling-seq"), _OF_EACH),
+    "--mirostat": _SAMPLER._replace(same=_ZERO),
+    "--adaptive-target": _SAMPLER._replace(same=("-1", "-1.0")),
+    **dict.fromkeys(("--mirostat-lr", "--mirostat-ent"), _SAMPLER),
     **dict.fromkeys(("--adaptive-decay", "-bs", "--backend-sampling"), _SAMPLER),
-    **dict.fromkeys(("--samplers", "--sampler-seq", "--sampling-seq"), ForeignFlag(why="samplers have a fixed order")),
     "--repeat-last-n": ForeignFlag(why="penalties look at the whole text", same=("-1",)),
     "--reasoning-format": ForeignFlag(why="reasoning always has a field of its own", same=("auto", "deepseek")),
     **dict.fromkeys(("-rea", "--reasoning"), ForeignFlag(why="requests say reasoning_effort", same=("auto",))),

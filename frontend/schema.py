@@ -5,10 +5,12 @@ field may be null. Types are strict (an integer is not a string, and `true` is n
 are checked here; `validation/` turns requests into another type, which the rest of the program uses.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+
+from penstock.config import samplers
 
 Unsupported = Annotated[
     Any, Meta(description="Not supported: refused if it asks for something.", extra={"is_unsupported": True})
@@ -72,7 +74,15 @@ class SpeculativeOptions(Struct):
     num_speculative_tokens: int | None = None
 
 
-class SamplingRequest(Struct, kw_only=True):
+if TYPE_CHECKING:
+
+    class SamplerFields(Struct):
+        """The parameters of samplers (`config/samplers.py`), and their order."""
+else:
+    SamplerFields = msgspec.defstruct("SamplerFields", samplers.fields(), kw_only=True)
+
+
+class SamplingRequest(SamplerFields, kw_only=True):
     """The fields that chat completions and completions share."""
 
     always_has_usage: ClassVar[bool] = False  # even when streamed

@@ -4,6 +4,7 @@
     options.py     its options
     messages.py    what its processes tell each other
     scheduler.py   in the scheduler's process
+    samplers.py    samplers: read by frontends, run in workers; uses tensors, imports no torch
     worker.py      in the workers: the only file that may import torch
     frontend.py    in the frontends: routes, metrics
     metrics.py     what `/metrics` shows of it
@@ -17,5 +18,6 @@ parts: the laboratory, and the replay of recordings.
 NAMES = (
     "grammars", "host", "disk", "images", "handover", "pooling", "encoders", "experts", "drafts", "background",
     "policies", "batching", "routing", "recording", "watching", "open_inference", "scores", "adapters",
+    "samplers",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

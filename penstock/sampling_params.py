@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.schema import CompletionRequest
+from penstock.frontend.schema import CompletionRequest, SamplerFields
 from penstock.frontend.schema import StructuredOutputs as StructuredOutputsParams
 
 __all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
@@ -21,8 +21,11 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that are None get the value in the checkpoint's generation_config.json, or else a neutral one."""
+class SamplingParams(SamplerFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields that are None get the value in the checkpoint's generation_config.json, or else a neutral one.
+
+    The parameters of samplers are fields, too, with the names that requests have (`config/samplers.py`).
+    """
 
     n: int = 1
     temperature: float | None = None

@@ -134,7 +134,8 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None
 
     Frontends check ranges, with better messages (`frontend/validation/common.py`); this is for other senders.
     """
-    if not all(map(isfinite, (*_floats_of(sampling), *(bias for _, bias in sampling.logit_bias)))):
+    of_samplers = chain.from_iterable(use.values for use in sampling.samplers)
+    if not all(map(isfinite, (*_floats_of(sampling), *(bias for _, bias in sampling.logit_bias), *of_samplers))):
         return Refusal("internal", "a sampling parameter is not a finite number")
     used = [*sampling.allowed_token_ids, *chain.from_iterable(sampling.bad_words), *(i for i, _ in sampling.logit_bias)]
     if sampling.min_tokens:

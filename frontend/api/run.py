@@ -328,9 +328,12 @@ async def _sampling(
         if valid.max_tokens is not None and limit < valid.max_tokens:
             field, asked = valid.max_tokens_field, valid.max_tokens
             warnings.append(f"{field}: {limit} instead of {asked}, because the context has no room for more")
+    params = valid.sampling
+    if valid.samplers is not None:
+        params = await tokenizer.off_loop(partial(valid.samplers.applied, params, tokenizer))
     return [
         structs.replace(
-            valid.sampling,
+            params,
             max_tokens=limit,
             bad_words=bad_words,
             grammar=grammar.text,

@@ -23,6 +23,7 @@ from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, check_grammar
+from penstock.frontend.validation.samplers import ValidSamplers, check_samplers
 from penstock.frontend.validation.tokens import (
     check_allowed_token_ids,
     check_bad_words,
@@ -135,6 +136,7 @@ class ValidRequest:
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
+    samplers: ValidSamplers | None = None  # None: the kernels do all that is asked for
 
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
@@ -271,6 +273,7 @@ def validate_common(
     if allowed is not None:
         check_drawable(sampling)
     options = _stream_options(request)
+    samplers = check_samplers(request, sampling)
     return ValidRequest(
         model=model,
         n=n,
@@ -300,7 +303,8 @@ def validate_common(
         num_kept_prompt_tokens=_truncation(request.truncate_prompt_tokens, rules.max_model_len),
         keeps_prompt_start=_keeps_start(request),
         prompt_field=prompt_field,
-        warnings=_without_effect(request, rules),
+        warnings=_without_effect(request, rules) + (() if samplers is None else samplers.warnings),
+        samplers=samplers,
         grammar=check_grammar(request, rules.eos_token_ids)
         if any(getattr(request, name) is not None for name in GRAMMAR_FIELDS)
         else None,

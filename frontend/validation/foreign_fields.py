@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.config.samplers import parameters
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 
@@ -28,7 +29,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("repetition_penalty", "repeat_penalty", "rep_pen"),
     ("stop", "stop_sequences", "stopping_strings"),
     ("seed", "random_seed"),
-    ("typical_p", "typical"),
+    *((each.name, *each.synonyms) for each in parameters() if each.synonyms),
     ("tfs_z", "tfs"),
     ("include_stop_str_in_output", "no_stop_trim"),
 )

@@ -65,6 +65,7 @@ class RowState:
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.has_logprobs = False  # whether any row asks for log-probabilities
         self._token_limits = TokenLimits(device)
+        self._has_samplers = np.zeros(max_num_seqs, dtype=np.bool_)
         self._set_sampling()
 
     def clear(self) -> None:
@@ -136,8 +137,8 @@ class RowState:
         return needs
 
     def looks_back(self, row: int) -> bool:
-        """Whether a row's sampling itself depends on its earlier tokens: penalties, banned words."""
-        return bool(self._needs[row, _PENALTIES]) or row in self._token_limits.rows
+        """Whether a row's sampling itself depends on its earlier tokens: penalties, banned words, samplers."""
+        return bool(self._needs[row, _PENALTIES] or self._has_samplers[row]) or row in self._token_limits.rows
 
     @property
     def limits_tokens(self) -> bool:
@@ -175,6 +176,7 @@ class RowState:
         self._ints.index_copy_(1, index, upload(np.array(ints, dtype=np.int64)))
         self._write_lists(rows, sampling)
         self._needs[rows] = [_needs_of(params) for params in sampling]
+        self._has_samplers[rows] = [bool(params.samplers) for params in sampling]
         self._min_len[rows] = [new.num_prompt_tokens + new.sampling.min_tokens for new in new_rows]
         self.num_logprobs[rows] = [params.num_logprobs for params in sampling]
         self.prompt_logprobs[rows] = [params.prompt_logprobs for params in sampling]

@@ -389,6 +389,8 @@ class ModelRunner:
         for mask in self._calls.mask:
             row_errors += mask(logits)
         state.limit_tokens(logits, rows, positions)
+        for shape in self._calls.shape:
+            row_errors += shape(logits, rows, positions, state.token_ids)
         if state.native_sampler is not None and state.native_sampler.takes(logits):
             tokens = state.native_sampler.draw(logits, rows, positions)
         else:

@@ -7,6 +7,7 @@
     begin_draws     ─▶ the forward pass is launched      the last moment to work beside it
     computed        ◀─ its hidden states
     mask            logits, before tokens are drawn
+    shape           logits, once nothing more is forbidden
     sends           what goes to the host with them
     drawn           the tokens, as they arrive
 
@@ -79,6 +80,17 @@ class RowPart(WorkerPart):
         """Change logits [S, V] in place; return the rows that have no possible token."""
         return ()
 
+    def shape(self, logits: Tensor, rows: Int32Array, positions: IntArray, token_ids: Tensor) -> tuple[RowError, ...]:
+        """Change logits [S, V] in place, after all masks; return the rows for which that fails.
+
+        Args:
+            logits: any float type.
+            rows: int32[S].
+            positions: int[S], where the tokens drawn from the logits will be.
+            token_ids: int32[R, L], all rows' tokens by position; those before `positions` are known.
+        """
+        return ()
+
     def sends(self) -> Sent | None:
         """What this step returns beside tokens. Called once tokens are drawn."""
         return None
@@ -111,6 +123,7 @@ class RowCalls(NamedTuple):
     begin_draws: ListOf[Callable[[Int32Array, IntArray | None], None]] = ()
     computed: ListOf[Callable[[HostBatch, Tensor], None]] = ()
     mask: ListOf[Callable[[Tensor], tuple[RowError, ...]]] = ()
+    shape: ListOf[Callable[[Tensor, Int32Array, IntArray, Tensor], tuple[RowError, ...]]] = ()
     sends: ListOf[Callable[[], Sent | None]] = ()
     drawn: ListOf[Callable[[Download], None]] = ()
     undrawn: ListOf[RowPart] = ()  # parts for whose rows no tokens are drawn

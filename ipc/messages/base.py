@@ -76,6 +76,13 @@ class Pooling(Struct, frozen=True, array_like=True, gc=False):
     second_from: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0  # where the second text of a pair begins; 0: there is none
 
 
+class SamplerUse(Struct, frozen=True, array_like=True, gc=False):
+    """A sampler beyond those of the kernels, with its numbers (`config/samplers.py`)."""
+
+    name: ShortText
+    values: Annotated[tuple[float, ...], Meta(max_length=4096)] = ()
+
+
 class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """How one sequence is computed, with neutral defaults. The frontend makes it from a request it has validated.
 
@@ -104,6 +111,7 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # memory that the prepared grammar takes
     max_drafts: Annotated[int, Meta(ge=-1, le=64)] = -1  # most tokens guessed in a step; -1: as many as pay
     pooling: Pooling | None = None  # a vector comes in place of the first token, nothing is sampled; max_tokens is 1
+    samplers: Annotated[tuple[SamplerUse, ...], Meta(max_length=256)] = ()  # in this order, before the draw
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):

@@ -28,8 +28,14 @@ async def test_a_part_of_another_distribution_serves(tmp_path: Path) -> None:
         body = {"model": "penstock-demo", "prompt": "One", "max_tokens": 2}
         async with session.post(f"{server.url}/v1/completions", json=body) as answer:
             assert answer.status == 200
+        body |= {"toy_token": 70, "return_token_ids": True}
+        async with session.post(f"{server.url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            assert (await answer.json())["choices"][0]["token_ids"] == [70, 70]
+        async with session.post(f"{server.url}/v1/completions", json=body | {"toy_token": -2}) as answer:
+            assert (await answer.json())["error"]["param"] == "toy_token"
         async with asyncio.timeout(60):
-            while await num_left(session, server.url) != 1:  # noqa: ASYNC110 - by scheduler, worker, engine
+            while await num_left(session, server.url) != 2:  # noqa: ASYNC110 - by scheduler, worker, engine
                 await asyncio.sleep(0.05)
 
 

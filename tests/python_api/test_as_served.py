@@ -17,6 +17,8 @@ CASES: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.9, "seed": 7, "max_tokens": 24, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
     "two": {"n": 2, "seed": 3, "max_tokens": 12},
     "penalties": {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "samplers": {"temperature": 1.2, "seed": 4, "max_tokens": 20, "dry_multiplier": 0.8, "xtc_probability": 0.5}
+    | {"samplers": ["dry", "xtc", "temperature"], "dry_sequence_breakers": ["x"]},
     "logprobs": {"temperature": 0.0, "max_tokens": 6, "logprobs": 3, "prompt_logprobs": 2},
     "bias": {"temperature": 0.0, "max_tokens": 6, "logit_bias": {70: 50.0}, "bad_words": ["x"]},
     "special tokens": {"temperature": 1.5, "seed": 11, "max_tokens": 60, "skip_special_tokens": False, "min_tokens": 9},

@@ -151,7 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "no grammar"}, "cannot be used"),
     ({"response_format": {"type": "structural_tag"}}, "'structural_tag'"),
     ({"response_format": {"type": "regex"}}, "is empty"),
-    ({"typical_p": 0.5}, "typical_p is not supported"),
+    ({"tfs_z": 0.5}, "tfs_z is not supported"),
     ({"mirostat": 2}, "mirostat is not supported"),
     ({"format": {"type": "object"}}, "use response_format"),
     ({"options": {"num_ctx": 5}}, "options is not supported"),

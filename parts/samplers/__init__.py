@@ -1,0 +1,1 @@
+"""Samplers beyond those of the kernels, and orders of all of them."""
