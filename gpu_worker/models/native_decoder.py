@@ -62,9 +62,8 @@ class NativeDecoderModel:
         self._writer = writer = ProgramWriter(
             config, library, program_ranks(ranks, library), rounds_inputs=rounds_inputs
         )
-        self._program, unpacking = writer.write(weights)
+        self._program, self.embedding = writer.write(weights)
         self.held_experts = weights.held_experts
-        self.embedding = unpacking.embedding
         self.tapped: Tensor | None = None
         self._tapped_width = 0
         self.tower: Tower | None = None

@@ -22,8 +22,8 @@ from penstock.gpu_worker.models.blocks.recurrent import (
     SideBySideBlock,
 )
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
-from penstock.gpu_worker.models.linear import JoinedLinear, Linear
-from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
+from penstock.gpu_worker.models.linear import Embedding, JoinedLinear, Linear
+from penstock.gpu_worker.models.packed_embedding import PackedEmbedding
 from penstock.gpu_worker.models.vocabulary import SharedEmbedding
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
@@ -82,15 +82,14 @@ class ProgramWriter:
         self._library = library
         self._ranks = ranks
         self._rounds_inputs = rounds_inputs
-        self._memory = WeightMemory()
         self._builder = ProgramBuilder(config.hidden_size)
         self._begins: list[int] = []  # index of each layer's first operation, and of the one after the last layer
         self.head: PackedLinear | None = None
         ropes = (its.rope for _, its in config.attentions)
         self.ropes = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
-    def write(self, weights: DecoderWeights) -> tuple[Program, DecoderWeights]:
-        """The program, and the same weights for torch, which shares their memory and unpacks one at a time."""
+    def write(self, weights: DecoderWeights) -> tuple[Program, Embedding | None]:
+        """The program, and the embedding, for others that have the same: it may be the packed output matrix."""
         config, builder = self._config, self._builder
         head = None if weights.head is None else self._pack(weights.head)
         embedding = weights.embedding
@@ -112,16 +111,12 @@ class ProgramWriter:
             self._begin(weights.entry)
         if config.shard is not None and not config.shard.place.is_first_stage:
             builder.norm(None, ProgramBuilder.OUT, self._residual, config.hidden_size)  # the stage's input
-        layers = tuple(
+        for number, (layer, its) in enumerate(zip(config.layers, weights.layers, strict=True)):
             self._layer(number, layer, its)
-            for number, (layer, its) in enumerate(zip(config.layers, weights.layers, strict=True))
-        )
         self._begins.append(builder.num_operations)
         builder.norm(weights.final_norm, self._residual, ProgramBuilder.OUT, config.hidden_size)
         self.head = head
-        return self._built(), weights._replace(
-            embedding=embedding, layers=layers, head=None if head is None else self._kept(head)
-        )
+        return self._built(), embedding
 
     def _begin(self, block: EntryBlock) -> None:
         """Write the residual stream, and the pair of the given hidden state and the embedding."""
@@ -137,7 +132,7 @@ class ProgramWriter:
         else:
             builder.product(self._pack(block.projection), self._pair, self._residual)
 
-    def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> DecoderLayer:
+    def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> None:
         self._begins.append(self._builder.num_operations)
         scale = layer.residual_scale
         posts = (weights.post_mixer_norm, weights.post_mlp_norm)
@@ -151,12 +146,12 @@ class ProgramWriter:
         mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
         mixer = weights.mixer
         if isinstance(mixer, SideBySideBlock):
-            mixer = self._side_by_side(number, mixer, x, scale)
+            self._side_by_side(number, mixer, x, scale)
         elif isinstance(mixer, Mamba2Block | GatedDeltaBlock | ShortConvBlock):
-            mixer = self._add_recurrent(number, mixer, x, scale, weights.post_mixer_norm)
+            self._add_recurrent(number, mixer, x, scale, weights.post_mixer_norm)
         elif mixer is not None:
             if isinstance(mixer, AttentionBlock):
-                mixer, o = self._attention(number, mixer, x)
+                o = self._attention(number, mixer, x)
             else:
                 o = self._latent_attention(number, mixer, x)
             if is_joint:  # the MLP's output is added to it before the sum over ranks
@@ -168,17 +163,16 @@ class ProgramWriter:
             mlp_x = self._normed(weights.mlp_norm, self._x)
         if weights.beside_mlp is not None:
             assert isinstance(mlp, MLPBlock)
-            mlp = self._mlps_beside(mlp, weights.beside_mlp, mlp_x, scale, weights.post_mlp_norm)
+            self._mlps_beside(mlp, weights.beside_mlp, mlp_x, scale, weights.post_mlp_norm)
         elif isinstance(mlp, ExpertsBlock):
             self._experts(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
         elif mlp is not None:
             assert isinstance(mlp, MLPBlock)
-            mlp = self._mlp(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
+            self._mlp(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
         if weights.input is not None:
             self._layer_input(number, weights.input)
         if weights.output_scale is not None:
             self._builder.scale(self._residual, self._config.hidden_size, weights.output_scale)
-        return weights._replace(mixer=mixer, mlp=mlp)
 
     def tapped(self, layers: Sequence[int]) -> tuple[Program, int]:
         """The written program, changed to hand out the inputs of these layers; and how many floats a token that is."""
@@ -216,13 +210,11 @@ class ProgramWriter:
         builder.product(self._pack(block.up), self._inner, self._added)  # every rank has the whole weight
         builder.norm(block.norm, self._added, self._residual, self._config.hidden_size, added=1.0)
 
-    def _mlps_beside(
-        self, mlp: MLPBlock, beside: BesideBlock, x: int, scale: float, post: NormWeights | None
-    ) -> MLPBlock:
+    def _mlps_beside(self, mlp: MLPBlock, beside: BesideBlock, x: int, scale: float, post: NormWeights | None) -> None:
         """residual += scale * post(mlp(x) + experts(residual)), where both have norms of their own."""
         builder, hidden = self._builder, self._config.hidden_size
-        gate_up, down = self._activated(mlp, x), self._pack(mlp.down)
-        builder.product(down, self._inner, self._added)
+        self._activated(mlp, x)
+        builder.product(self._pack(mlp.down), self._inner, self._added)
         self._reduce(self._added, hidden)
         builder.norm(beside.mlp_post, self._added, self._added, hidden)
         x, judged = self._normed(beside.norm, self._x), self._normed(beside.router_norm, self._judged)
@@ -230,17 +222,16 @@ class ProgramWriter:
         self._reduce(self._mixed, hidden)
         builder.norm(beside.post, self._mixed, self._added, hidden, added=1.0)
         builder.norm(post, self._added, self._residual, hidden, added=scale)
-        return mlp._replace(gate_up=gate_up, down=self._kept(down))
 
-    def _attention(self, number: int, block: AttentionBlock, x: int) -> tuple[AttentionBlock, PackedLinear]:
-        """attended = attention(x) without its last product; returns the weights to keep, and that product."""
+    def _attention(self, number: int, block: AttentionBlock, x: int) -> PackedLinear:
+        """attended = attention(x) without its last product; returns that product."""
         its, builder = block.attention, self._builder
         shape = HeadShape(its.num_heads, its.num_kv_heads, its.head_dim)
         pages = self._config.kv_index[number]
         writes = its.shares_kv_of is None
         growth = its.query_growth
         grown = QueryGrowth() if growth is None else QueryGrowth(growth.beta, growth.length, growth.shift)
-        qkv, o = self._joined_product(block.qkv, x, self._qkv), self._pack(block.o)
+        self._joined_product(block.qkv, x, self._qkv)
         q_size = its.num_heads * its.head_dim
         builder.heads(
             *(self._qkv, shape if writes else shape._replace(num_kv_heads=0), pages, block.norms),
@@ -256,24 +247,21 @@ class ProgramWriter:
         )
         if its.has_output_gate:
             open_gates(builder, self._attended, Part(self._qkv, q_size), q_size)
-        return block._replace(qkv=qkv, o=self._kept(o)), o
+        return self._pack(block.o)
 
     def _add_recurrent(
         self, number: int, block: RecurrentBlock, x: int, scale: float, post: NormWeights | None
-    ) -> RecurrentBlock:
-        """residual += scale * post(block(x)); returns the weights to keep."""
-        block = self._recurrent.write(number, block, x)
-        out = self._pack(block.out)
-        self._add(out, self._recurrent.made, scale, post)
-        return block._replace(out=self._kept(out))
+    ) -> None:
+        """residual += scale * post(block(x))"""
+        self._recurrent.write(number, block, x)
+        self._add(self._pack(block.out), self._recurrent.made, scale, post)
 
-    def _side_by_side(self, number: int, block: SideBySideBlock, x: int, scale: float) -> SideBySideBlock:
+    def _side_by_side(self, number: int, block: SideBySideBlock, x: int, scale: float) -> None:
         """Add an attention and a recurrent mixer to the residual stream, each with its own scale; both read slot x."""
         its = block.mixer
-        attention, o = self._attention(number, block.attention, x)
+        o = self._attention(number, block.attention, x)
         self._add(o, self._attended, scale * its.attention_scale, None)
-        recurrent = self._add_recurrent(number, block.recurrent, x, scale * its.recurrent_scale, None)
-        return block._replace(attention=attention, recurrent=recurrent)
+        self._add_recurrent(number, block.recurrent, x, scale * its.recurrent_scale, None)
 
     def _latent_attention(self, number: int, block: LatentAttentionBlock, x: int) -> PackedLinear:
         """attended = attention(x) without its last product; returns that product."""
@@ -303,37 +291,34 @@ class ProgramWriter:
         builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, number, rotary)
         return self._pack(block.o)
 
-    def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> MLPBlock:
-        gate_up, down = self._activated(block, x), self._pack(block.down)
+    def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> None:
+        self._activated(block, x)
+        down = self._pack(block.down)
         if is_joint:
             self._builder.product(down, self._inner, self._added, "add", scale=block.mlp.out_scale)
             self._add_up(scale, post)
         else:
             self._add(down, self._inner, scale * block.mlp.out_scale, post)
-        return block._replace(gate_up=gate_up, down=self._kept(down))
 
-    def _activated(self, block: MLPBlock, x: int) -> Linear:
-        """inner = act(gate) * up, or act(up); returns the weights to keep."""
+    def _activated(self, block: MLPBlock, x: int) -> None:
+        """inner = act(gate) * up, or act(up)"""
         builder, mlp, gate_up = self._builder, block.mlp, block.gate_up
         if isinstance(gate_up, JoinedLinear):
             gate, up = map(self._pack, gate_up.parts)
             builder.product(gate, x, self._inner)
             builder.product(up, x, self._inner, "gate_stored", activation=mlp.activation, scale=mlp.gate_scale)
-            return JoinedLinear((self._kept(gate), self._kept(up)))
+            return
         packed = self._pack(gate_up, interleaved=mlp.is_gated)
         finish: Finish = "gate" if mlp.is_gated else "activate"
         builder.product(packed, x, self._inner, finish, activation=mlp.activation, scale=mlp.gate_scale)
-        return self._kept(packed)
 
-    def _joined_product(self, linear: Linear, x: int, to: int) -> Linear:
-        """to = linear(x), part by part; returns the weights to keep."""
+    def _joined_product(self, linear: Linear, x: int, to: int) -> None:
+        """to = linear(x), part by part"""
         parts = linear.parts if isinstance(linear, JoinedLinear) else (linear,)
-        kept, first = [], 0
+        first = 0
         for packed in map(self._pack, parts):
             self._builder.product(packed, x, to, first=first)
-            kept.append(self._kept(packed))
             first += packed.num_outputs
-        return kept[0] if len(kept) == 1 else JoinedLinear(tuple(kept))
 
     def _experts(self, block: ExpertsBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> None:
         """residual += scale * post(experts(x) + shared(x))"""
@@ -404,9 +389,6 @@ class ProgramWriter:
         weight = torch.empty(1, packed.num_inputs, dtype=torch.bfloat16 if packed.kind == "bf16" else torch.float32)
         self._library.unpack(packed, weight)
         return weight[0].float()
-
-    def _kept(self, packed: PackedLinear) -> Linear:
-        return UnpackingLinear(packed, self._library, self._memory)
 
     @cached_property
     def _residual(self) -> int:

@@ -19,8 +19,8 @@ from penstock.kernels.native.recurrent import (
 from penstock.models.description.decoder import Decoder
 from penstock.models.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 
-Project = Callable[[Linear, int, int], Linear]
-"""(weights, x, to): writes to = weights x; returns the weights to keep."""
+Project = Callable[[Linear, int, int], None]
+"""(weights, x, to): writes to = weights x."""
 
 
 def lacking(mixer: Recurrent) -> str | None:
@@ -47,18 +47,19 @@ class RecurrentWriter:
         """The slot with the input of a mixer's last product."""
         return self._builder.slot(max(map(_made_size, self._mixers)))
 
-    def write(self, layer: int, block: RecurrentBlock, x: int) -> RecurrentBlock:
-        """made = block(x) without its last product; returns the block with the weights to keep."""
+    def write(self, layer: int, block: RecurrentBlock, x: int) -> None:
+        """made = block(x) without its last product"""
         state = self._first_states[layer]
         if isinstance(block, Mamba2Block):
-            return self._mamba2(state, block, x)
-        if isinstance(block, GatedDeltaBlock):
-            return self._gated_delta(state, block, x)
-        return self._short_conv(state, block, x)
+            self._mamba2(state, block, x)
+        elif isinstance(block, GatedDeltaBlock):
+            self._gated_delta(state, block, x)
+        else:
+            self._short_conv(state, block, x)
 
-    def _mamba2(self, state: int, block: Mamba2Block, x: int) -> Mamba2Block:
+    def _mamba2(self, state: int, block: Mamba2Block, x: int) -> None:
         its, builder, projected = block.mixer, self._builder, self._projected
-        kept = self._project(block.projection, x, projected)
+        self._project(block.projection, x, projected)
         begin, groups = 0, its.num_groups * its.state_size
         for size, by in zip((its.inner, its.inner, groups, groups, its.num_heads), its.in_scales or (), strict=False):
             builder.scale(projected, size, by, begin=begin)
@@ -76,12 +77,11 @@ class RecurrentWriter:
             dt_limit=(its.min_dt, float("inf") if its.max_dt is None else its.max_dt),
         )
         norm_gated(builder, block.norm, self.made, Part(projected), its.inner)
-        return block._replace(projection=kept)
 
-    def _gated_delta(self, state: int, block: GatedDeltaBlock, x: int) -> GatedDeltaBlock:
+    def _gated_delta(self, state: int, block: GatedDeltaBlock, x: int) -> None:
         its, builder, projected = block.mixer, self._builder, self._projected
-        kept = self._project(block.projection, x, projected)
-        gates = self._project(block.gates, x, self._gates)
+        self._project(block.projection, x, projected)
+        self._project(block.gates, x, self._gates)
         convolve(builder, block.conv, state, Part(projected), Part(projected))
         shape = DeltaShape(its.num_value_heads, its.num_key_heads, its.key_dim, its.value_dim)
         scan_gated_delta(
@@ -91,14 +91,12 @@ class RecurrentWriter:
             dt_bias=block.dt_bias,
         )
         norm_gated(builder, block.norm, self.made, Part(projected, its.conv_channels), its.value_size)
-        return block._replace(projection=kept, gates=gates)
 
-    def _short_conv(self, state: int, block: ShortConvBlock, x: int) -> ShortConvBlock:
+    def _short_conv(self, state: int, block: ShortConvBlock, x: int) -> None:
         size = block.mixer.size
-        kept = self._project(block.projection, x, self._projected)
+        self._project(block.projection, x, self._projected)
         source, to = Part(self._projected, 2 * size), Part(self.made)
         convolve(self._builder, block.conv, state, source, to, input_gate=0, output_gate=size)
-        return block._replace(projection=kept)
 
     @cached_property
     def _projected(self) -> int:

@@ -156,7 +156,7 @@ CASES: list[tuple[str, Callable[..., Logits], tuple[float, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "reference", "values"), CASES, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(("name", "reference", "values"), CASES, ids=[f"{name}{values}" for name, _, values in CASES])
 def test_it_is_its_formula(name: str, reference: Callable[..., Logits], values: tuple[float, ...]) -> None:
     draws = random.Random(name)
     changed = 0
