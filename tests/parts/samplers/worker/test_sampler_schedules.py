@@ -8,8 +8,8 @@ import pytest
 from penstock.ipc.messages import SamplerUse, SamplingParams
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
-from tests.parts.drafts.worker.drafters import DRAFTERS, Always, speculative
 from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.parts.drafts.worker.drafters import DRAFTERS, Always, speculative
 
 Make = Callable[..., Checkpoint]
 
