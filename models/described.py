@@ -1,7 +1,6 @@
 """The description of a checkpoint's model, from its config.json and the layout of its experts' tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -11,7 +10,7 @@ from penstock.models.description.model_config import ModelConfig
 from penstock.models.description.names import ExpertLayout
 from penstock.models.families.registry import family_of, parse_model_config
 from penstock.models.files.source import Checkpoint, StoredTensor
-from penstock.models.parsing.text_part import name_in_either_part, name_in_text_part
+from penstock.models.parsing.text_part import name_in_text_part
 from penstock.models.quantization import with_quantization
 
 
@@ -50,10 +49,16 @@ def _lacks_head(config: Decoder, checkpoint: Checkpoint) -> bool:
 def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
     """Return the checkpoint's own names of tensors by the model's names; unknown tensors are left out."""
     known_as = family_of(config).known_as
-    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
-    if isinstance(config, Decoder) and config.vision is not None:
-        of_part = partial(name_in_either_part, config.vision)
-    return {known_as(known): name for name in stored if (known := of_part(name)) is not None}
+    vision = config.vision if isinstance(config, Decoder) else None
+    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of or vision is not None else str
+
+    def known(name: str) -> str | None:
+        if vision is not None and (of_tower := vision.name_of(name)) is not None:
+            return of_tower
+        of_text = of_part(name)
+        return None if of_text is None else known_as(of_text)
+
+    return {found: name for name in stored if (found := known(name)) is not None}
 
 
 def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> ExpertLayout:

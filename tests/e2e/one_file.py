@@ -51,6 +51,13 @@ class OneFile:
     def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
         return []
 
+    def module_tensors(self, number: int) -> dict[str, StoredTensor]:
+        return {}
+
+    @property
+    def embedding_config(self) -> dict[str, Any]:
+        return {}
+
     def tensors(self) -> dict[str, StoredTensor]:
         def stored(shape: list[int], dtype: str, data: bytes) -> StoredTensor:
             return StoredTensor(tuple(shape), dtype, len(data), lambda: memoryview(bytearray(data)))
