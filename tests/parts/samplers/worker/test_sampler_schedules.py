@@ -9,6 +9,7 @@ from penstock.ipc.messages import SamplerUse, SamplingParams
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.parts.drafts.lengths import drafting_of
 from tests.parts.drafts.worker.drafters import DRAFTERS, Always, speculative
 
 Make = Callable[..., Checkpoint]
@@ -61,6 +62,6 @@ def test_with_drafts(checkpoint: Make, alone: list[list[list[int]]], tmp_path: P
         folder, speculative_config=speculative(name, model, tmp_path), **schedule(4096, 16, 1, num_tokens=3200)
     )
     always = Always(engine.hello.max_drafts)
-    engine.scheduler.drafting.lengths = always
+    drafting_of(engine.scheduler).lengths = always
     assert engine.run(PROMPTS, SAMPLING, n=2) == alone
     assert always.num_guessed > 0 or name == "suffix"  # finds nothing to repeat
