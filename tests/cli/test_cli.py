@@ -114,6 +114,7 @@ def test_ctrl_c_ends_a_command() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         process = subprocess.Popen([*command, url], stderr=subprocess.PIPE, text=True)
         connection, _ = listener.accept()
+        connection.recv(4096)  # it has asked, and waits
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         connection.close()

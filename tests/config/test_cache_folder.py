@@ -1,6 +1,7 @@
 """What is kept in the cache folder, and what is made again."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,15 @@ def test_it_is_made_once(folder: Path) -> None:
     assert not (folder / "what-a").stat().st_mode & 0o077
 
 
+_HARMS: tuple[Callable[[Path], object], ...] = (
+    lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    lambda path: path.write_bytes(b""),
+    lambda path: path.chmod(0o666),
+)
+
+
 def test_what_is_damaged_or_could_be_somebody_elses_is_made_again(folder: Path) -> None:
-    for harm in (
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.chmod(0o666),
-    ):
+    for harm in _HARMS:
         kept("what", "a", lambda: _LARGE)
         harm(folder / "what-a")
         assert kept("what", "a", lambda: _LARGE[1:]) == _LARGE[1:]

@@ -13,7 +13,7 @@ from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
 from penstock.config import ConfigError, FrontendOptions
-from penstock.ipc.messages import AddRequest, Pooling
+from penstock.ipc.messages import AddRequest, Pooling, PoolingKind
 from penstock.models.embeddings import Embeddings, embeddings_of
 from penstock.models.files.folder import HuggingFaceFolder
 from tests.frontend.fake_scheduler import Script, prompt_ids
@@ -138,7 +138,7 @@ MODULES = '[{"type": "a.models.Transformer", "path": ""}, {"type": "a.Pooling", 
     ],
 )
 def test_what_a_checkpoint_says(
-    tmp_path: Path, end: str, settings: str, options: dict[str, Any], expected: tuple[str, bool] | str
+    tmp_path: Path, end: str, settings: str, options: dict[str, Any], expected: tuple[PoolingKind, bool] | str
 ) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "config.json").write_text(f'{{"hidden_size": {SIZE}}}')
