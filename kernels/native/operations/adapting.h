@@ -97,6 +97,16 @@ class Added {
     });
   }
 
+  // Adds it to stored outputs: rows of `stride` floats.
+  void add_to(float* out, int stride, float scale) const {
+    for (size_t t = 0; t < places_.size(); t++) {
+      if (places_[t] < 0) continue;
+      const float* from = data_ + size_t(places_[t]) * width_;
+      float* to = out + t * stride;
+      for (int n = 0; n < width_; n += kLanes) store(to + n, load16(to + n) + load16(from + n) * scale);
+    }
+  }
+
   // A vector of outputs of a product's sums, with what the token adds.
   Floats with(int t, int output, Floats sum) const {
     return places_[t] < 0 ? sum : sum + load16(data_ + size_t(places_[t]) * width_ + output);

@@ -37,29 +37,35 @@ inline void run(const Pass& pass, const Product& op) {
   const Added* const added = what_is_added(pass, op);
   auto multiply = [&](auto finish) {
     linear(*team, op.linear, pass.slots[op.from].data, pass.slots[op.from].stride, pass.batch.num_tokens, pass.packed,
-           [=](int t, int output, Floats sum) { finish(t, output, added ? added->with(t, output, sum) : sum); });
+           finish);
   };
+  // Before an activation what is added must be part of the sum. Elsewhere it is added later, so that most products pay
+  // nothing for what few rows need.
+  auto whole = [=](int t, int output, Floats sum) { return added ? added->with(t, output, sum) : sum; };
   switch (op.finish) {
     case kStore:
-      return multiply([=](int t, int output, Floats sum) { store(out + size_t(t) * stride + output, sum); });
+      multiply([=](int t, int output, Floats sum) { store(out + size_t(t) * stride + output, sum); });
+      return added ? added->add_to(out, stride, 1.0f) : void();
     case kAdd:
-      return multiply([=, scale = op.scale](int t, int output, Floats sum) {
+      multiply([=, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output;
         store(at, load16(at) + sum * scale);
       });
+      return added ? added->add_to(out, stride, op.scale) : void();
     case kActivate:
       return multiply([=, activation = op.activation](int t, int output, Floats sum) {
-        store(out + size_t(t) * stride + output, activated(activation, sum));
+        store(out + size_t(t) * stride + output, activated(activation, whole(t, output, sum)));
       });
     case kGateStored:  // the gates are stored, but not activated yet
       return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output;
-        store(at, gated(activation, load16(at) * scale, sum));
+        store(at, gated(activation, load16(at) * scale, whole(t, output, sum)));
       });
     default:
       // The gate and the up of an output are adjacent. The up comes second, and finishes both.
       return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output / 2 / kLanes * kLanes;
+        sum = whole(t, output, sum);
         store(at, output / kLanes % 2 == 0 ? sum : gated(activation, load16(at) * scale, sum));
       });
   }
