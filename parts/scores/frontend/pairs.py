@@ -22,6 +22,7 @@ class Pairs:
 
     firsts: list[str]  # queries: one for each second text, or one for all
     seconds: list[str]  # documents
+    fields: tuple[str, str]  # what requests call the two
     most: int  # tokens of a pair, or of a text whose cosine is asked for
     is_cut: bool  # whether longer ones are cut, or refused
     most_of_second: int = 0  # tokens; 0: as many as there is room for
@@ -102,9 +103,10 @@ async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[
     if pairs.are_searched:
         found = [same_prompt(name, kind) for name in ("query", "document")]
         before = [usual if prompt is None else prompt for prompt in found]
-    sides = zip(before, (pairs.firsts, pairs.seconds), strict=True)
-    texts = [as_tokenized(text, prompt, kind) for prompt, side in sides for text in side]
-    prompts = await service.prompts.encode_inputs(texts, record.tenant, field="documents", add_special_tokens=True)
+    prompts: list[list[int]] = []
+    for prompt, side, field in zip(before, (pairs.firsts, pairs.seconds), pairs.fields, strict=True):
+        texts = [as_tokenized(text, prompt, kind) for text in side]
+        prompts += await service.prompts.encode_inputs(texts, record.tenant, field=field, add_special_tokens=True)
     added = service.model.tokenizer.added
     mosts = [pairs.most] * len(pairs.firsts)
     mosts += [min(pairs.most, pairs.most_of_second or pairs.most)] * len(pairs.seconds)

@@ -103,7 +103,7 @@ def test_vllm(embedding: LiveServer) -> None:
         ("/rerank", {"documents": ["a"]}, "query"),
         ("/rerank", {"query": "a"}, "documents"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields"),
         ("/rerank", {"query": "a", "documents": ["b"], "model": "another"}, "model"),
         ("/score", {"text_1": "a"}, "text_2"),
@@ -112,6 +112,9 @@ def test_vllm(embedding: LiveServer) -> None:
         ("/score", {"text_1": "a", "text_2": "b", "truncation_side": "left"}, "truncation_side"),
         ("/pooling", {"input": "a", "task": "token_embed"}, "task"),
         ("/pooling", {}, "input"),
+        ("/pooling", {"input": "a", "normalize": True, "use_activation": False}, "normalize"),
+        ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents"),
+        ("/score", {"queries": ["a", ""], "text_2": ["b", "c"]}, "queries"),
     ],
 )
 def test_refused(embedding: LiveServer, path: str, fields: dict[str, Any], param: str) -> None:
@@ -126,6 +129,29 @@ def test_a_document_is_cut_if_it_is_too_long(embedding: LiveServer) -> None:
     post(embedding, "/rerank", {"query": "a", "documents": [document], "max_tokens_per_doc": 7})
     requests = embedding.do(lambda: embedding.scheduler.added)
     assert [len(prompt_ids(request)) for request in requests] == [1, 512, 1, 7]
+
+
+def test_a_document_is_cut_by_its_bytes(embedding: LiveServer) -> None:
+    """Its characters may be few enough, and its bytes too many."""
+    assert post(embedding, "/rerank", {"query": "a", "documents": ["\N{PARTY POPPER}" * 4000]}).status == 200
+
+
+def test_zeros_are_no_limits(embedding: LiveServer) -> None:
+    """vLLM's clients send their defaults."""
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 0, "max_tokens_per_doc": 0}
+    assert len(post(embedding, "/v1/rerank", body).json()["results"]) == len(DOCUMENTS)
+
+
+def test_an_embedding_is_activated_by_its_normalization(embedding: LiveServer) -> None:
+    assert post(embedding, "/pooling", {"input": "a", "use_activation": False}).status == 200
+    assert post(embedding, "/pooling", {"input": "a", "use_activation": True}).status == 200
+    poolings = [request.sampling.pooling for request in embedding.do(lambda: embedding.scheduler.added)]
+    assert [pooling is not None and pooling.is_normalized for pooling in poolings] == [False, True]
+
+
+def test_an_empty_text_is_named(embedding: LiveServer) -> None:
+    error = error_of(post(embedding, "/score", {"text_1": "a", "text_2": ["b", ""]}), 400)
+    assert error["message"].startswith("text_2[1] is empty")
 
 
 def test_a_classifier(classifying: LiveServer) -> None:
