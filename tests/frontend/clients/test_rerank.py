@@ -40,15 +40,22 @@ def embedding(live: LiveServer) -> Iterator[LiveServer]:
     live.reset()
 
 
-@pytest.fixture(scope="module")
-def classifying(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """The server of a model with two classes."""
-    folder = tmp_path_factory.mktemp("classifier")
+def classifier(checkpoint: Path, folder: Path, *classes: str) -> Path:
     for file in checkpoint.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    names = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
+    names = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {str(i): name for i, name in enumerate(classes)},
+    }
     (folder / "config.json").write_text(json.dumps(config | names | {"num_hidden_layers": 1, "num_attention_heads": 4}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifying(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The server of a model with two classes."""
+    folder = classifier(checkpoint, tmp_path_factory.mktemp("classifier"), "bad", "good")
     with live_server(folder, tmp_path_factory.mktemp("s")) as live:
         live.plays(lambda request, _: Script([0], pooled=struct.pack("<2f", 0.0, 1.0)))
         yield live
@@ -176,3 +183,16 @@ def test_a_model_without_tokens_has_no_chats(classifying: LiveServer) -> None:
     assert "2 classes" in error_of(post(classifying, "/rerank", {"query": "a", "documents": ["b"]}), 404)["message"]
     assert "/classify" in error_of(post(classifying, "/v1/embeddings", {"input": "a"}), 404)["message"]
     assert get(classifying, "/v1/models").status == post(classifying, "/tokenize", {"prompt": "a"}).status == 200
+
+
+def test_a_cross_encoder(checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What all pairs repeat must not make them many times larger than a body may be."""
+    folder = classifier(checkpoint, tmp_path, "fits")
+    with live_server(folder, tmp_path_factory.mktemp("s"), frontend={"max_body_bytes": 8192}) as live:
+        live.plays(lambda request, _: Script([0], pooled=struct.pack("<f", 0.0)))
+        body = {"query": "a" * 2000, "documents": ["b"] * 10, "instruction": "judge"}
+        answer = post(live, "/rerank", body)
+        assert [each["relevance_score"] for each in answer.json()["results"]] == [0.5] * 10
+        assert "instruction: no effect" in str(answer.headers)
+        for more in ({"documents": ["b"] * 20}, {"query": "a", "instruction": "b" * 4000}):
+            assert error_of(post(live, "/rerank", body | more), 400)["param"] == "documents"
