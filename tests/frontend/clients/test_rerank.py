@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from penstock.config import ParallelOptions
 from penstock.ipc.messages import AddRequest
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import chat, complete, error_of, get, post
@@ -154,6 +156,24 @@ def test_an_embedding_is_activated_by_its_normalization(embedding: LiveServer) -
     assert post(embedding, "/pooling", {"input": "a", "use_activation": True}).status == 200
     poolings = [request.sampling.pooling for request in embedding.do(lambda: embedding.scheduler.added)]
     assert [pooling is not None and pooling.is_normalized for pooling in poolings] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/pooling", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_stages_of_a_pipeline_pool_nothing(
+    embedding: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    service = embedding.server.service
+    config = replace(service.config, parallel=ParallelOptions(pipeline_parallel_size=2))
+    monkeypatch.setattr(service, "config", config)
+    assert "--pipeline-parallel-size" in error_of(post(embedding, path, body), 400)["message"]
 
 
 def test_an_empty_text_is_named(embedding: LiveServer) -> None:
