@@ -57,17 +57,26 @@ def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) ->
     Raises:
         InvalidRequest: one of its kinds.
     """
-    if service.config.parallel.pipeline_parallel_size > 1:
-        raise UnsupportedParameter(
-            "embeddings are not made by the stages of a pipeline: start the server without "
-            "--pipeline-parallel-size; --tensor-parallel-size works",
-            param="input",
-        )
+    check_stages(service)
     if service.model.classes:
         raise NotGenerated(
             f"the served model, {service.model.names[0]}, sorts texts into classes: POST /classify does it"
         )
     return validate_embedding(request, rules, service.model.embeddings, keeps_start=not service.model.draws_tokens)
+
+
+def check_stages(service: Service) -> None:
+    """Make sure that the workers can return vectors.
+
+    Raises:
+        UnsupportedParameter: they are stages of a pipeline.
+    """
+    if service.config.parallel.pipeline_parallel_size > 1:
+        raise UnsupportedParameter(
+            "the stages of a pipeline make no embeddings, scores and classes: start the server without "
+            "--pipeline-parallel-size; --tensor-parallel-size works",
+            param="input",
+        )
 
 
 async def submit_inputs(service: Service, record: RequestRecord, valid: ValidEmbedding) -> Run:

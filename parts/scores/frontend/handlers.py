@@ -13,7 +13,7 @@ import msgspec
 from penstock.frontend.api.body import read
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.embeddings.embeddings import encoded, floats, read_embedding
+from penstock.frontend.embeddings.embeddings import check_stages, encoded, floats, read_embedding
 from penstock.frontend.embeddings.schema import EmbeddingRequest, EmbeddingUsage
 from penstock.frontend.embeddings.validate import MAX_INPUTS, ValidEmbedding
 from penstock.frontend.errors import InvalidParameter, NotGenerated, UnsupportedParameter
@@ -45,12 +45,13 @@ async def rerank(service: Service, record: RequestRecord, body: bytes, *, shows_
         ApiError: if the request fails.
     """
     request, num_bytes = await read(schema.RERANK, record, body), len(body)
+    service = await service.serving(request.model)
     model = _model(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
-        valid = _valid(service, request, admission.rules, "documents")
+        valid = _with_instruction(_valid(service, request, admission.rules, "documents"), request, model)
         pairs = _ranked_pairs(request, admission.rules, valid)
         admission.hold(valid, num_prompts(pairs, model))
-        top = integer("top_n", request.top_n, len(pairs), 1, 1 << 31)
+        top = integer("top_n", request.top_n, 0, 0, 1 << 31) or len(pairs)
         shows = shows_documents if request.return_documents is None else request.return_documents
         given = [each if isinstance(each, str) else each.text for each in request.documents or ()] if shows else []
         run = await submit_pairs(service, record, valid, pairs, model)
@@ -75,11 +76,12 @@ async def score(service: Service, record: RequestRecord, body: bytes) -> Reply:
         ApiError: if the request fails.
     """
     request, num_bytes = await read(schema.SCORE, record, body), len(body)
+    service = await service.serving(request.model)
     model = _model(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
         if request.encoding_format not in (None, "float"):
             raise InvalidParameter("encoding_format: scores are numbers: 'float'", param="encoding_format")
-        valid = _valid(service, request, admission.rules, "text_2")
+        valid = _with_instruction(_valid(service, request, admission.rules, "text_2"), request, model)
         pairs = _scored_pairs(request, admission.rules, valid)
         admission.hold(valid, num_prompts(pairs, model))
         run = await submit_pairs(service, record, valid, pairs, model)
@@ -98,6 +100,7 @@ async def classify(service: Service, record: RequestRecord, body: bytes) -> Repl
         ApiError: if the request fails.
     """
     request, num_bytes = await read(schema.CLASSIFY, record, body), len(body)
+    service = await service.serving(request.model)
     model = _model(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
         valid = _classified(service, request, admission.rules)
@@ -121,6 +124,7 @@ async def pooling(service: Service, record: RequestRecord, body: bytes) -> Reply
         ApiError: if the request fails.
     """
     request, num_bytes = await read(schema.POOLING, record, body), len(body)
+    service = await service.serving(request.model)
     model = _model(service)
     task = request.task or ("classify" if service.model.classes else "embed")
     if task not in _TASKS:
@@ -165,6 +169,7 @@ def _model(service: Service) -> ScoreModel:
 def _valid(service: Service, request: Any, rules: Rules, field: str) -> ValidRequest:
     """What all routes have in common."""
     refuse_unsupported(request)
+    check_stages(service)
     longest = min(rules.max_model_len, service.model.embeddings.max_len or rules.max_model_len)
     common = validate_common(
         SamplingRequest(
@@ -189,19 +194,29 @@ def _valid(service: Service, request: Any, rules: Rules, field: str) -> ValidReq
     )
 
 
+def _with_instruction(
+    valid: ValidRequest, request: schema.RerankRequest | schema.ScoreRequest, model: ScoreModel
+) -> ValidRequest:
+    """Warn of an instruction that no template takes."""
+    if request.instruction is None or model.asking is not None:
+        return valid
+    return replace(valid, warnings=(*valid.warnings, "instruction: no effect, the model has no template"))
+
+
 def _ranked_pairs(request: schema.RerankRequest, rules: Rules, valid: ValidRequest) -> Pairs:
     if request.query is None or not request.query:
         raise InvalidParameter("query is required", param="query")
     if not request.documents:
         raise InvalidParameter("documents is required, and must not be empty", param="documents")
     longest = MAX_BYTES_PER_TOKEN * rules.max_model_len  # of what is behind, no token is ever kept
-    documents = [(each if isinstance(each, str) else each.text)[:longest] for each in request.documents]
+    documents = [_start(each if isinstance(each, str) else each.text, longest) for each in request.documents]
     _check_texts("query", [request.query], rules)
     _check_texts("documents", documents, rules)
-    most_of_second = integer("max_tokens_per_doc", request.max_tokens_per_doc, 0, 1, 1 << 31)
+    most_of_second = integer("max_tokens_per_doc", request.max_tokens_per_doc, 0, 0, 1 << 31)
     return Pairs(
         [request.query],
         documents,
+        ("query", "documents"),
         _most(valid),
         is_cut=True,  # as the APIs of this shape say
         most_of_second=most_of_second,
@@ -212,7 +227,7 @@ def _ranked_pairs(request: schema.RerankRequest, rules: Rules, valid: ValidReque
 
 
 def _scored_pairs(request: schema.ScoreRequest, rules: Rules, valid: ValidRequest) -> Pairs:
-    sides = []
+    sides, fields = [], []
     for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2")):
         given = [name for name in names if getattr(request, name) is not None]
         if len(given) != 1:
@@ -224,6 +239,7 @@ def _scored_pairs(request: schema.ScoreRequest, rules: Rules, valid: ValidReques
             raise InvalidParameter(f"{given[0]} is empty", param=given[0])
         _check_texts(given[0], texts, rules)
         sides.append(texts)
+        fields.append(given[0])
     firsts, seconds = sides
     if len(firsts) not in (1, len(seconds)):
         raise InvalidParameter(
@@ -233,11 +249,20 @@ def _scored_pairs(request: schema.ScoreRequest, rules: Rules, valid: ValidReques
     return Pairs(
         firsts,
         seconds,
+        (fields[0], fields[1]),
         _most(valid),
         is_cut=valid.num_kept_prompt_tokens is not None,
         instruction=request.instruction,
         is_activated=request.use_activation is not False,
     )
+
+
+def _start(text: str, num_bytes: int) -> str:
+    """What the first bytes of a text hold in UTF-8."""
+    text = text[:num_bytes]
+    if len(text) * 4 <= num_bytes:
+        return text
+    return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
 
 
 def _most(valid: ValidRequest) -> int:
@@ -282,9 +307,14 @@ def _probs(run: Run, use_activation: bool | None, model: ScoreModel) -> list[lis
 
 
 def _as_embedding(request: schema.PoolingRequest) -> EmbeddingRequest:
-    """The fields that a request for an embedding has, too."""
+    """The fields that a request for an embedding has, too; what activates an embedding is its normalization."""
+    if None not in (request.use_activation, request.normalize):
+        raise InvalidParameter("use_activation and normalize are the same for embeddings: set one", param="normalize")
     names = set(EmbeddingRequest.__struct_fields__) - {"task"}
-    return EmbeddingRequest(**{name: getattr(request, name) for name in request.__struct_fields__ if name in names})
+    fields = {name: getattr(request, name) for name in request.__struct_fields__ if name in names}
+    if request.use_activation is not None:
+        fields["normalize"] = request.use_activation
+    return EmbeddingRequest(**fields)
 
 
 def _shown(numbers: list[float], encoding: str | None) -> list[float] | str:

@@ -9,11 +9,14 @@ from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.embeddings.embeddings import floats
 from penstock.frontend.embeddings.prompts import as_tokenized, same_prompt
-from penstock.frontend.errors import ContextLengthExceeded, NotGenerated
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, NotGenerated
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.common import ValidRequest
 from penstock.ipc.messages import Pooling
 from penstock.parts.scores.frontend.model import Asking, ScoreModel, activated
+
+_MOST_BODIES = 4
+"""All pairs together, in which a query is repeated for each document, are at most so many times the largest body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Pairs:
 
     firsts: list[str]  # queries: one for each second text, or one for all
     seconds: list[str]  # documents
+    fields: tuple[str, str]  # what requests call the two
     most: int  # tokens of a pair, or of a text whose cosine is asked for
     is_cut: bool  # whether longer ones are cut, or refused
     most_of_second: int = 0  # tokens; 0: as many as there is room for
@@ -31,6 +35,12 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all pairs, and of what is repeated in each."""
+        of_firsts = sum(map(len, self.firsts)) * (len(self) if len(self.firsts) == 1 else 1)
+        return of_firsts + sum(map(len, self.seconds)) + len(self) * len(self.instruction or "")
 
     def each(self) -> list[tuple[str, str]]:
         """The pairs."""
@@ -50,6 +60,7 @@ async def submit_pairs(
 
     Raises:
         NotGenerated: the model sorts texts into several classes, and scores nothing.
+        InvalidParameter: many pairs repeat too long a text.
         ApiError: a text cannot be tokenized; or as `submit`.
     """
     if model.kind == "none":
@@ -61,6 +72,12 @@ async def submit_pairs(
         kind = service.model.embeddings
         prompts = await _texts(service, record, pairs)
         poolings = [Pooling(kind.kind)] * len(prompts)
+    elif pairs.num_chars > (most := _MOST_BODIES * service.max_body_bytes):
+        raise InvalidParameter(
+            f"{len(pairs)} pairs have {pairs.num_chars} characters, with what each of them repeats; at most {most} are "
+            "read",
+            param=pairs.fields[1],
+        )
     elif model.asking is not None:
         prompts = await _asked(service, record, pairs, model.asking)
         poolings = [model.pooling] * len(prompts)
@@ -102,9 +119,10 @@ async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[
     if pairs.are_searched:
         found = [same_prompt(name, kind) for name in ("query", "document")]
         before = [usual if prompt is None else prompt for prompt in found]
-    sides = zip(before, (pairs.firsts, pairs.seconds), strict=True)
-    texts = [as_tokenized(text, prompt, kind) for prompt, side in sides for text in side]
-    prompts = await service.prompts.encode_inputs(texts, record.tenant, field="documents", add_special_tokens=True)
+    prompts: list[list[int]] = []
+    for prompt, side, field in zip(before, (pairs.firsts, pairs.seconds), pairs.fields, strict=True):
+        texts = [as_tokenized(text, prompt, kind) for text in side]
+        prompts += await service.prompts.encode_inputs(texts, record.tenant, field=field, add_special_tokens=True)
     added = service.model.tokenizer.added
     mosts = [pairs.most] * len(pairs.firsts)
     mosts += [min(pairs.most, pairs.most_of_second or pairs.most)] * len(pairs.seconds)

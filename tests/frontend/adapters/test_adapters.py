@@ -117,16 +117,18 @@ def test_an_adapter_is_a_model_from_its_load_to_its_unload(scene: Scene, tmp_pat
         ("/api/generate", {"prompt": "Hi", "stream": False}),
         ("/v1/embeddings", {"input": "Hi"}),
         ("/api/embed", {"input": "Hi"}),
+        ("/v1/rerank", {"query": "Hi", "documents": ["Hello"]}),
+        ("/v1/score", {"text_1": "Hi", "text_2": "Hello"}),
+        ("/pooling", {"input": "Hi"}),
     ],
 )
 def test_every_api_takes_its_name(scene: Scene, path: str, body: dict[str, Any]) -> None:
     live, _ = scene
-    if "embed" in path:
+    if path.endswith(("embeddings", "embed", "rerank", "score", "pooling")):
         live.plays(lambda request, index: Script(pooled=b"\0\0\x80\x3f" * 4))
     answer = post(live, path, body | {"model": "fixed"})
     assert answer.status == 200, answer.text
-    [request] = live.scheduler.added
-    assert request.adapter.startswith("fixed@")
+    assert {request.adapter.partition("@")[0] for request in live.scheduler.added} == {"fixed"}
     assert answer.json()["model"] == "fixed"
     assert post(live, path, body | {"model": "unknown"}).status == 404
 

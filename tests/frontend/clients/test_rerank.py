@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from penstock.config import ParallelOptions
 from penstock.ipc.messages import AddRequest
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import chat, complete, error_of, get, post
@@ -40,15 +42,22 @@ def embedding(live: LiveServer) -> Iterator[LiveServer]:
     live.reset()
 
 
-@pytest.fixture(scope="module")
-def classifying(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """The server of a model with two classes."""
-    folder = tmp_path_factory.mktemp("classifier")
+def classifier(checkpoint: Path, folder: Path, *classes: str) -> Path:
     for file in checkpoint.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    names = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
+    names = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {str(i): name for i, name in enumerate(classes)},
+    }
     (folder / "config.json").write_text(json.dumps(config | names | {"num_hidden_layers": 1, "num_attention_heads": 4}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifying(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The server of a model with two classes."""
+    folder = classifier(checkpoint, tmp_path_factory.mktemp("classifier"), "bad", "good")
     with live_server(folder, tmp_path_factory.mktemp("s")) as live:
         live.plays(lambda request, _: Script([0], pooled=struct.pack("<2f", 0.0, 1.0)))
         yield live
@@ -103,7 +112,7 @@ def test_vllm(embedding: LiveServer) -> None:
         ("/rerank", {"documents": ["a"]}, "query"),
         ("/rerank", {"query": "a"}, "documents"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields"),
         ("/rerank", {"query": "a", "documents": ["b"], "model": "another"}, "model"),
         ("/score", {"text_1": "a"}, "text_2"),
@@ -112,6 +121,9 @@ def test_vllm(embedding: LiveServer) -> None:
         ("/score", {"text_1": "a", "text_2": "b", "truncation_side": "left"}, "truncation_side"),
         ("/pooling", {"input": "a", "task": "token_embed"}, "task"),
         ("/pooling", {}, "input"),
+        ("/pooling", {"input": "a", "normalize": True, "use_activation": False}, "normalize"),
+        ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents"),
+        ("/score", {"queries": ["a", ""], "text_2": ["b", "c"]}, "queries"),
     ],
 )
 def test_refused(embedding: LiveServer, path: str, fields: dict[str, Any], param: str) -> None:
@@ -126,6 +138,47 @@ def test_a_document_is_cut_if_it_is_too_long(embedding: LiveServer) -> None:
     post(embedding, "/rerank", {"query": "a", "documents": [document], "max_tokens_per_doc": 7})
     requests = embedding.do(lambda: embedding.scheduler.added)
     assert [len(prompt_ids(request)) for request in requests] == [1, 512, 1, 7]
+
+
+def test_a_document_is_cut_by_its_bytes(embedding: LiveServer) -> None:
+    """Its characters may be few enough, and its bytes too many."""
+    assert post(embedding, "/rerank", {"query": "a", "documents": ["\N{PARTY POPPER}" * 4000]}).status == 200
+
+
+def test_zeros_are_no_limits(embedding: LiveServer) -> None:
+    """vLLM's clients send their defaults."""
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 0, "max_tokens_per_doc": 0}
+    assert len(post(embedding, "/v1/rerank", body).json()["results"]) == len(DOCUMENTS)
+
+
+def test_an_embedding_is_activated_by_its_normalization(embedding: LiveServer) -> None:
+    assert post(embedding, "/pooling", {"input": "a", "use_activation": False}).status == 200
+    assert post(embedding, "/pooling", {"input": "a", "use_activation": True}).status == 200
+    poolings = [request.sampling.pooling for request in embedding.do(lambda: embedding.scheduler.added)]
+    assert [pooling is not None and pooling.is_normalized for pooling in poolings] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/pooling", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_stages_of_a_pipeline_pool_nothing(
+    embedding: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    service = embedding.server.service
+    config = replace(service.config, parallel=ParallelOptions(pipeline_parallel_size=2))
+    monkeypatch.setattr(service, "config", config)
+    assert "--pipeline-parallel-size" in error_of(post(embedding, path, body), 400)["message"]
+
+
+def test_an_empty_text_is_named(embedding: LiveServer) -> None:
+    error = error_of(post(embedding, "/score", {"text_1": "a", "text_2": ["b", ""]}), 400)
+    assert error["message"].startswith("text_2[1] is empty")
 
 
 def test_a_classifier(classifying: LiveServer) -> None:
@@ -150,3 +203,16 @@ def test_a_model_without_tokens_has_no_chats(classifying: LiveServer) -> None:
     assert "2 classes" in error_of(post(classifying, "/rerank", {"query": "a", "documents": ["b"]}), 404)["message"]
     assert "/classify" in error_of(post(classifying, "/v1/embeddings", {"input": "a"}), 404)["message"]
     assert get(classifying, "/v1/models").status == post(classifying, "/tokenize", {"prompt": "a"}).status == 200
+
+
+def test_a_cross_encoder(checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What all pairs repeat must not make them many times larger than a body may be."""
+    folder = classifier(checkpoint, tmp_path, "fits")
+    with live_server(folder, tmp_path_factory.mktemp("s"), frontend={"max_body_bytes": 8192}) as live:
+        live.plays(lambda request, _: Script([0], pooled=struct.pack("<f", 0.0)))
+        body = {"query": "a" * 2000, "documents": ["b"] * 10, "instruction": "judge"}
+        answer = post(live, "/rerank", body)
+        assert [each["relevance_score"] for each in answer.json()["results"]] == [0.5] * 10
+        assert "instruction: no effect" in str(answer.headers)
+        for more in ({"documents": ["b"] * 20}, {"query": "a", "instruction": "b" * 4000}):
+            assert error_of(post(live, "/rerank", body | more), 400)["param"] == "documents"
