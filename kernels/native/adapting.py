@@ -34,7 +34,7 @@ class NativeFactors(NamedTuple):
     """As `LowRank` in adapting.h."""
 
     a: Tensor  # [segments * rank, inputs in units of 16]
-    b: Tensor  # [rank, outputs in whole units]
+    b: Tensor  # [outputs in whole units / 16, rank, 16]
     segments: Tensor  # uint8, of each 16 outputs
 
 
@@ -91,17 +91,18 @@ class NativeAdapters:
             numbers_of[first:end] = number if aligned else 0
             at += count
         by_rank = torch.stack([packed.padded(row) for row in b.t()]).to(dtype)
-        by_rank = functional.pad(by_rank, (0, -by_rank.shape[1] % UNIT)).contiguous()
+        by_rank = functional.pad(by_rank, (0, -by_rank.shape[1] % UNIT))
         of_groups = functional.pad(packed.padded(numbers_of), (0, by_rank.shape[1] - packed.num_packed))
         of_groups = of_groups.view(-1, _LANES).amax(-1).byte()
-        return NativeFactors(inner, by_rank, of_groups)
+        in_groups = by_rank.view(rank, -1, _LANES).transpose(0, 1).contiguous()
+        return NativeFactors(inner, in_groups, of_groups)
 
     def put(self, site: int, slot: int, its: NativeFactors) -> None:
         """A slot adds this to a product from now on."""
         self._kept[site, slot] = its
         entry = self._table[site * self._num_slots + slot]
         entry.a, entry.b, entry.segments = (each.data_ptr() for each in its)
-        entry.rank, entry.num_inner, entry.is_bf16 = len(its.b), len(its.a), its.a.dtype == torch.bfloat16
+        entry.rank, entry.num_inner, entry.is_bf16 = its.b.shape[1], len(its.a), its.a.dtype == torch.bfloat16
 
     def clear(self, slot: int) -> None:
         """A slot adds nothing any more."""

@@ -16,7 +16,8 @@
 namespace penstock {
 
 struct LowRank {  // as LowRank in adapting.py; without a: nothing is added
-  const void *a, *b;  // [segments * rank, inputs in units of 16], [rank, outputs in whole units], zeros behind them
+  const void* a;  // [segments * rank, inputs in units of 16], zeros behind them
+  const void* b;  // [outputs in whole units / 16, rank, 16], zeros behind them: read in order
   const uint8_t* segments;  // of each 16 outputs: which `rank` rows of A they are multiplied with
   int32_t rank, num_inner, is_bf16;  // num_inner: rows of A
 };
@@ -46,13 +47,21 @@ inline float dot(const Number* a, const float* x, int count) {
 }
 
 template <typename Number>
-inline void add_outputs(const LowRank& its, int stride, const float* inner, int first, int end, float* out) {
-  const Number* b = static_cast<const Number*>(its.b);
+inline void add_outputs(const LowRank& its, const float* inner, int first, int end, float* out) {
+  const Number* b = static_cast<const Number*>(its.b) + size_t(first) * its.rank;
   for (int n = first; n < end; n += kLanes) {
     const float* by = inner + its.segments[n / kLanes] * its.rank;
-    Floats sum = {};
-    for (int r = 0; r < its.rank; r++) sum += load16(b + size_t(r) * stride + n) * by[r];
-    store(out + n, sum);
+    Floats sums[2] = {};
+    int r = 0;
+    for (; r + 2 <= its.rank; r += 2, b += 2 * kLanes) {
+      sums[0] += load16(b) * by[r];
+      sums[1] += load16(b + kLanes) * by[r + 1];
+    }
+    if (r < its.rank) {
+      sums[0] += load16(b) * by[r];
+      b += kLanes;
+    }
+    store(out + n, sums[0] + sums[1]);
   }
 }
 
@@ -91,9 +100,9 @@ class Added {
       const float* of_token = inner + size_t(i) * most;
       float* const to = data_ + size_t(i) * width;
       if (its.is_bf16)
-        add_outputs<bf16>(its, width, of_token, first, end, to);
+        add_outputs<bf16>(its, of_token, first, end, to);
       else
-        add_outputs<float>(its, width, of_token, first, end, to);
+        add_outputs<float>(its, of_token, first, end, to);
     });
   }
 
