@@ -242,7 +242,8 @@ def validate_common(
         )
     temperature = number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
     top_p = number("top_p", request.top_p, defaults.top_p, 0.0, 1.0)
-    if top_p == 0.0:  # only the most likely token is left
+    is_best_only = top_p == 0.0
+    if is_best_only:  # only the most likely token is left
         temperature, top_p = 0.0, 1.0
     top_k = integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
     stop_token_ids = request.stop_token_ids or []
@@ -273,7 +274,7 @@ def validate_common(
     if allowed is not None:
         check_drawable(sampling)
     options = _stream_options(request)
-    samplers = check_samplers(request, sampling)
+    samplers = check_samplers(request, sampling, is_best_only=is_best_only)
     return ValidRequest(
         model=model,
         n=n,

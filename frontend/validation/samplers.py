@@ -50,8 +50,15 @@ class ValidSamplers:
         return msgspec.structs.replace(sampling, **self.neutral, samplers=tuple(uses))
 
 
-def check_samplers(request: msgspec.Struct, sampling: SamplingParams) -> ValidSamplers | None:
+def check_samplers(
+    request: msgspec.Struct, sampling: SamplingParams, *, is_best_only: bool = False
+) -> ValidSamplers | None:
     """Check the parameters of samplers, and the order; None if the kernels do all that is asked for.
+
+    Args:
+        request: what was asked for.
+        sampling: its other parameters, checked.
+        is_best_only: whether its top-p is 0, which `sampling` says by a temperature of 0; an order may leave that out.
 
     Raises:
         InvalidParameter: a value is out of bounds.
@@ -59,12 +66,15 @@ def check_samplers(request: msgspec.Struct, sampling: SamplingParams) -> ValidSa
     if all(value is None for value in _asked()(request)):
         return None
     given = msgspec.structs.asdict(sampling)
+    if is_best_only:
+        given["top_p"] = 0.0
     given |= {each.name: _checked(each, getattr(request, each.name)) for each in parameters()}
     used = {name: values for name, kind in samplers().items() if (values := kind.values(given)) is not None}
     order, warnings = _order(request, [name for name in used if samplers()[name].replaces])
     uses = tuple(SamplerUse(name, used[name]) for name in order if name in used)
     in_kernels = [name for name in _IN_KERNELS if any(use.name == name for use in uses)]
-    if [use.name for use in uses] == in_kernels:
+    top_p_is_lost = is_best_only and "top_p" in in_kernels and "temperature" not in in_kernels
+    if [use.name for use in uses] == in_kernels and not top_p_is_lost:
         neutral = _neutral([name for name in _IN_KERNELS if name not in in_kernels])
         return ValidSamplers(neutral, (), {}, warnings)
     texts = {use.name: samplers()[use.name].texts(given) for use in uses}

@@ -126,7 +126,8 @@ class Catalogue:
             try:
                 await self._load_everywhere(known)
             except BaseException:
-                self._drop(known, abort=True)
+                if known.key in self._known:
+                    self._drop(known, abort=True)
                 raise
             self._serve(known, variant)
             log.info("adapter loaded", adapter=known.key, path=path)
@@ -221,7 +222,9 @@ class Catalogue:
             told = self._told.get(link, {}).get(known.key)
             return link.facts is not None and (told is None or told.state not in ("ready", "failed"))
 
-        await self._until(lambda: not any(map(is_loading, links)))
+        await self._until(lambda: known.key not in self._known or not any(map(is_loading, links)))
+        if known.key not in self._known:
+            raise Unavailable("the adapter was unloaded while it was loaded", retry_after=1)
         for told in self._told.values():
             if (state := told.get(known.key)) is not None and state.state == "failed":
                 raise InvalidParameter(f"lora_path: {state.error}", param="lora_path")

@@ -24,4 +24,5 @@ class TopP(Sampler):
     def apply(cls, z: "Tensor", values: tuple[float, ...], draw: Draw) -> "Tensor":
         p = z.softmax(-1).sort(descending=True).values
         kept = p.cumsum(0) - p < values[0]
+        kept[0] = True  # also with a mass of 0
         return z.masked_fill(z < z.sort(descending=True).values[kept][-1], -float("inf"))

@@ -314,6 +314,20 @@ def test_what_another_frontend_fails_to_load_is_never_served(scene: Scene, tmp_p
     live.do(loader.tell)
 
 
+def test_a_load_ends_when_another_frontend_unloads_it(scene: Scene, tmp_path: Path) -> None:
+    live, loader = scene
+    loader.state = "loading"
+    folder = str(write_adapter(tmp_path / "brief"))
+    answers: list[Response] = []
+    loading = threading.Thread(target=lambda: answers.append(load(live, "brief", folder)))
+    loading.start()
+    live.wait_until(lambda: any(key.startswith("brief@") for key in loader.adapters))
+    key = next(key for key in loader.adapters if key.startswith("brief@"))
+    live.do(lambda: loader.set(key, folder, "leaving"))
+    loading.join(10.0)
+    assert [answer.status for answer in answers] == [503]
+
+
 def restart(scene: Scene) -> None:
     """The scheduler is another process, which knows neither peers nor adapters."""
     live, loader = scene

@@ -115,6 +115,14 @@ def test_what_the_kernels_know_goes_along(live: LiveServer) -> None:
     assert params.seed == 3
 
 
+def test_a_top_p_of_0_holds_in_orders_without_a_temperature(live: LiveServer) -> None:
+    assert used(live, top_p=0, samplers=["top_p"]) == ["top_p"]
+    assert sent(live).samplers == (SamplerUse("top_p", (0.0,)),)
+    assert "top_p" in used(live, top_p=0, dynatemp_range=0.5)
+    assert used(live, top_p=0, samplers=["temperature", "top_p"]) == []
+    assert sent(live).temperature == 0
+
+
 def test_breakers_become_tokens(live: LiveServer) -> None:
     for breakers in ([":", "x:"], '[":", "x:"]', '":", "x:"'):
         used(live, dry_multiplier=0.8, dry_range=512, dry_sequence_breakers=breakers)

@@ -194,6 +194,11 @@ def drawn(uses: tuple[SamplerUse, ...], z: Logits, num: int) -> list[int]:
     return sample(logits, torch.from_numpy(rows), at, state.sampling, SamplingNeeds(random=True)).tolist()
 
 
+def test_a_top_p_of_0_keeps_the_best_token() -> None:
+    z = [1.0, 3.0, 2.0]
+    assert {*drawn((SamplerUse("top_p", (0.0,)),), z, 50)} == {1}
+
+
 def test_what_is_drawn_has_its_distribution() -> None:
     """By chi-square with 5 degrees of freedom: above 20.5 in one of a thousand cases."""
     z, num = [2.0, 1.5, 1.0, 0.0, -0.5, -1.0], 4000
