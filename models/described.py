@@ -1,7 +1,6 @@
 """The description of a checkpoint's model, from its config.json and the layout of its experts' tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -11,7 +10,7 @@ from penstock.models.description.model_config import ModelConfig
 from penstock.models.description.names import ExpertLayout
 from penstock.models.families.registry import family_of, parse_model_config
 from penstock.models.files.source import Checkpoint, StoredTensor
-from penstock.models.parsing.text_part import name_in_either_part, name_in_text_part
+from penstock.models.parsing.text_part import name_in_text_part
 from penstock.models.quantization import with_quantization
 
 
@@ -49,11 +48,15 @@ def _lacks_head(config: Decoder, checkpoint: Checkpoint) -> bool:
 
 def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
     """Return the checkpoint's own names of tensors by the model's names; unknown tensors are left out."""
+    vision = config.vision if isinstance(config, Decoder) else None
     known_as = family_of(config).known_as
-    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
-    if isinstance(config, Decoder) and config.vision is not None:
-        of_part = partial(name_in_either_part, config.vision)
-    return {known_as(known): name for name in stored if (known := of_part(name)) is not None}
+    found: dict[str, str] = {}
+    for name in stored:
+        if vision is not None and (of_tower := vision.name_of(name)) is not None:
+            found[of_tower] = name  # the family knows the text part's names only
+        elif (known := name_in_text_part(name) if config.text_part_of else name) is not None:
+            found[known_as(known)] = name
+    return found
 
 
 def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> ExpertLayout:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
-from penstock.models.vision.tower import VisionTower
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -77,8 +76,3 @@ def _turning(its: JsonFields) -> JsonFields:
 def name_in_text_part(name: str) -> str | None:
     """Return the name that a tensor of the whole model has in the text part; None if it belongs to another part."""
     return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)
-
-
-def name_in_either_part(vision: VisionTower, name: str) -> str | None:
-    """Like `name_in_text_part`, if the vision tower is served, too."""
-    return vision.name_of(name) or name_in_text_part(name)
