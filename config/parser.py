@@ -163,17 +163,26 @@ class Parser(argparse.ArgumentParser):
             text = f"{self.format_usage()}\n{super().format_help().strip()}\n"
         finally:
             self.usage = usage
-        for group in dict.fromkeys(flag.group for flag in self._flags):
-            told = [flag for flag in self._flags if flag.group == group and (self._shows_all or flag.shown.line)]
-            if told:
-                show = self._entry if self._shows_all else _line
-                text += f"\n{group_title(group)}:\n" + "".join(map(show, told))
+        show = self._entry if self._shows_all else _line
+        for title, told in self._sections().items():
+            text += f"\n{title}:\n" + "".join(map(show, told))
         notes = []
         if self._flags and self._has_variables:
             notes.append("Each option is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS.\n")
         if self._flags and not self._shows_all:
             notes.append("`--help-all` shows the others.\n")
         return "\n".join([text, "".join(notes)]) if notes else text
+
+    def _sections(self) -> dict[str, list[Flag]]:
+        """The options that are shown, by what stands above them."""
+        groups: dict[str, list[Flag]] = {}
+        for flag in self._flags:
+            if self._shows_all or flag.shown.line:
+                groups.setdefault(group_title(flag.group), []).append(flag)
+        lone = [title for title, told in groups.items() if len(told) == 1]
+        if not self._shows_all and len(lone) > 1:  # a title for each would take more lines than they do
+            groups["More"] = [flag for title in lone for flag in groups.pop(title)]
+        return groups
 
     def _entry(self, flag: Flag) -> str:
         """All about an option."""

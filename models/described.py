@@ -54,7 +54,7 @@ def own_names_of(stored: Iterable[str], config: ModelConfig) -> dict[str, str]:
 
     def known(name: str) -> str | None:
         if vision is not None and (of_tower := vision.name_of(name)) is not None:
-            return of_tower
+            return of_tower  # the family knows the text part's names only
         of_text = of_part(name)
         return None if of_text is None else known_as(of_text)
 

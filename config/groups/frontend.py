@@ -234,6 +234,7 @@ class FrontendOptions(Options, frozen=True):
     shutdown_timeout: Annotated[
         float,
         Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0),
+        Shown(line="time for running requests after SIGTERM"),
     ] = 30.0
     tool_call_parser: Annotated[
         Literal[

@@ -96,8 +96,7 @@ class WorkerOptions(Options, frozen=True):
         ),
     ] = "auto"
     enforce_eager: Annotated[
-        bool,
-        Meta(description="Do not capture CUDA graphs."),
+        bool, Meta(description="Do not capture CUDA graphs."), Shown(line="do not capture CUDA graphs")
     ] = False
     profile: Annotated[
         str,

@@ -14,7 +14,7 @@ from penstock.frontend.grammars.json_numbers import bound_numbers
 from penstock.frontend.grammars.json_parts import close_objects, combined
 from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of
 from penstock.frontend.grammars.json_texts import bound_texts
-from penstock.frontend.grammars.json_values import list_unique_arrays, settle_values
+from penstock.frontend.grammars.json_values import LISTED_ITEMS, list_unique_arrays, settle_values
 
 MAX_PATTERN_PROPERTIES = 64
 """Limit for patterns of properties: all pairs of them are compared."""
@@ -44,8 +44,9 @@ def superset_of(root: Schema, note: Note, *, open_objects: bool = False) -> None
         settle_values(schema, note)
         bound_numbers(schema, note, is_combined=id(schema) in of_others)
         bound_texts(schema)
+    room = LISTED_ITEMS
     for schema in schemas_of(root):
-        list_unique_arrays(root, schema)
+        room -= list_unique_arrays(root, schema, room)
 
 
 def notes_of(warnings: Iterable[str], note: Note) -> None:

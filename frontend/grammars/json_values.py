@@ -19,8 +19,17 @@ from penstock.frontend.grammars.json_parts import SAYS_NOTHING, has_combined, re
 from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of, types_of
 from penstock.frontend.json_types import type_of
 
-MAX_ARRAYS = 400
-"""Arrays of different values are listed if there are at most so many: all those of five values, in each order."""
+MAX_ARRAYS = 2000
+"""Arrays of different values are listed if there are at most so many: all those of six values, in each order."""
+LISTED_ITEMS = 36_000
+"""Items of all arrays that are listed for one schema, each array one more, and a long item several: three times all
+those of six values. The library cannot read twice as many.
+"""
+
+_LONG = 32
+"""Characters of an item that counts as two."""
+_MAX_VALUES = 400
+"""Values of which arrays are made."""
 
 _JUDGED = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength")
 _ANY = "penstock-any"
@@ -52,26 +61,38 @@ def settle_values(schema: Schema, note: Note) -> None:
         schema["type"] = kind
 
 
-def list_unique_arrays(root: Schema, schema: Schema) -> None:
-    """If few arrays have different items as a schema asks, list them; in place."""
+def list_unique_arrays(root: Schema, schema: Schema, room: int) -> int:
+    """If few arrays have different items as a schema asks, list them; in place.
+
+    Returns:
+        What they take of the room, in items; 0 if there are none, or not enough room.
+    """
     if schema.get("uniqueItems") is not True or "array" not in types_of(schema):
-        return
+        return 0
     most = schema.get("maxItems", math.inf)
     least = schema.get("minItems", 0)
     if not isinstance(most, int | float) or not isinstance(least, int):
-        return
+        return 0
     if most <= 1:
         del schema["uniqueItems"]
-        return
+        return 0
     values = _values(resolved(root, schema.get("items")))
     if values is None or any(keyword in schema for keyword in ("prefixItems", "contains", "additionalItems")):
-        return
+        return 0
+    if len(values) > _MAX_VALUES:
+        return 0
     lengths = range(max(0, least), int(min(most, len(values))) + 1)
-    if len(values) > MAX_ARRAYS or sum(math.perm(len(values), length) for length in lengths) > MAX_ARRAYS:
-        return
+    counts = {length: math.perm(len(values), length) for length in lengths}
+    num_items = sum(length * count for length, count in counts.items())
+    weight = 1 + sum(len(msgspec.json.encode(value)) // _LONG for value in values) / max(len(values), 1)
+    num_arrays = sum(counts.values())
+    taken = num_arrays + math.ceil(num_items * weight)
+    if num_arrays > MAX_ARRAYS or taken > room:
+        return 0
     for keyword in ("uniqueItems", "items", "minItems", "maxItems"):
         schema.pop(keyword, None)
     allow_only(schema, [list(each) for length in lengths for each in permutations(values, length)], {"array"})
+    return taken
 
 
 def bound_anything(root: Schema) -> bool:
@@ -140,7 +161,7 @@ def _values(schema: Any) -> list[Any] | None:
                 values = [False, True]
             case "integer" if {"minimum", "maximum"} <= schema.keys():
                 low, high = exact(schema["minimum"]), exact(schema["maximum"])
-                if low is None or high is None or high - low > MAX_ARRAYS:
+                if low is None or high is None or high - low > _MAX_VALUES:
                     return None
                 values = [*range(math.ceil(low), math.floor(high) + 1)]
     if not isinstance(values, list) or not all(_is_readable(value) for value in values):

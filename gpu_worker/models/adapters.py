@@ -92,7 +92,10 @@ class Made(NamedTuple):
 
 
 class Adapters:
-    """The sites of a model, what each slot adds to them, and which row has which slot."""
+    """The sites of a model, what each slot adds to them, and which row has which slot.
+
+    The native kernels add it once a product is packed for them, torch otherwise.
+    """
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
@@ -174,7 +177,7 @@ class Adapters:
 
 
 class AdaptedLinear(NamedTuple):
-    """See `Linear`. Adds what the step's rows add."""
+    """See `Linear`. Adds what the step's rows add: `Adapters.begin` was told which rows these are."""
 
     linear: Linear
     site: int

@@ -15,7 +15,7 @@ class LoadAdapter(Message, frozen=True):
     """Have an adapter ready. Idempotent; `AdapterNews` says when it is ready, or why it cannot be."""
 
     key: ShortText
-    path: str  # of its folder or GGUF file, as workers reach it
+    path: str  # of its folder, as workers reach it
     is_leaving: bool = False  # only for requests that began with it elsewhere; it stays until it is unloaded
 
 

@@ -191,6 +191,16 @@ def test_without_keys_only_behind_a_gateway() -> None:
             assert is_open != (KEY_VARIABLE in variables)
 
 
+def test_pods_can_have_as_many_rows_as_the_autoscaler_waits_for() -> None:
+    """Pods are added while some rows are free; a pod with fewer rows than the target would never be busy enough."""
+    objects = build(FOLDER / "overlays" / "autoscaled")
+    [scaler] = [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]
+    targets = {its["pods"]["metric"]["name"]: its["pods"]["target"] for its in scaler["spec"]["metrics"]}
+    [(_, container)] = containers(objects)
+    rows = {entry["name"]: entry.get("value") for entry in container["env"]}["PENSTOCK_MAX_NUM_SEQS"]
+    assert int(targets["penstock_num_requests_running"]["averageValue"]) == 0.75 * int(str(rows))
+
+
 def test_the_readings_of_the_endpoint_picker() -> None:
     """A gauge for each, without labels of an engine in a pod with one, and block_size and num_gpu_blocks as labels."""
     [text] = [each["data"]["config.yaml"] for each in build(FOLDER / "gateway") if each["kind"] == "ConfigMap"]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.config.options import ConfigError
+from penstock.models.described import own_names_of
 from penstock.models.description.decoder import Decoder
 from penstock.models.families.registry import parse_model_config
 
@@ -71,6 +72,17 @@ _GEMMA = {
 
 def _changed(config: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:
     return {**config, part: {**config[part], **changes}}
+
+
+@pytest.mark.parametrize("raw", [_QWEN3, _LLAVA, _NEXT, _PIXTRAL, _MISTRAL3, _IDEFICS3, _GEMMA])
+@pytest.mark.parametrize("before", ["", "model."])
+def test_the_tower_s_tensors_keep_their_names(raw: dict[str, Any], before: str) -> None:
+    """A family puts its own beginning before the text part's names only."""
+    config = parse_model_config(raw)
+    assert isinstance(config, Decoder)
+    assert config.vision is not None
+    stored = {name: before + name for name in config.vision.tensors}
+    assert own_names_of(stored.values(), config) == stored
 
 
 def test_embeddings_are_wider_by_those_for_layers() -> None:

@@ -34,6 +34,7 @@ class AdapterStore:
         self._max_rank, self._max_num, self._max_bytes = max_rank, max_num, max_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()  # the least recently used first
         self._num_bytes = 0
+        self._reading = ""  # the key of what is being read, unless it was forgotten meanwhile
         self._lock = Lock()
 
     def find(self, key: str, path: Path) -> Kept:
@@ -46,9 +47,12 @@ class AdapterStore:
             if (kept := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return kept
+            self._reading = key
         adapter = read_adapter(path, self._modules, self._dtype, self._max_rank)
         kept = Kept(self._adapters.made(adapter.factors), adapter.rank)
         with self._lock:
+            if self._reading != key:
+                return kept
             self._kept[key] = kept
             self._num_bytes += kept.made.num_bytes
             while len(self._kept) > self._max_num or self._num_bytes > self._max_bytes:
@@ -59,5 +63,7 @@ class AdapterStore:
     def forget(self, key: str) -> None:
         """Free its memory."""
         with self._lock:
+            if self._reading == key:
+                self._reading = ""
             if (gone := self._kept.pop(key, None)) is not None:
                 self._num_bytes -= gone.made.num_bytes

@@ -22,6 +22,10 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(folder)
 
 
+def _distinct(num_values: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "array", "items": {"enum": [f"v{i}" for i in range(num_values)]}, "uniqueItems": True, **fields}
+
+
 def _texts(kind: str) -> dict[str, Any]:
     return {"type": "string", "format": kind}
 
@@ -71,6 +75,8 @@ def _texts(kind: str) -> dict[str, Any]:
             ["[]"],
         ),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, ["[7]"], ["[7, 7]"]),
+        (_distinct(6), ['["v5", "v0", "v3", "v1", "v2", "v4"]', "[]"], ['["v5", "v0", "v5"]']),
+        (_distinct(12, maxItems=3), ['["v11", "v0", "v7"]'], ['["v11", "v11"]']),
         ({"type": "object"}, ['{"a": [1.5, {"b": null}]}'], ['{"a": 123456789012345678901234}']),
     ],
     ids=lambda value: str(value)[:70],
@@ -110,6 +116,21 @@ def test_a_fallback_leaves_the_other_fields_alone(judge: Judge, hard: Any) -> No
     assert judge.can_be_typed(read.text, '{"size": 9}')
     for text in ('{"size": 10}', '{"size": "9"}', '{"other": 1}', "[]"):
         assert not judge.can_be_typed(read.text, text), text
+
+
+def test_different_values_are_listed_as_far_as_there_is_room(judge: Judge) -> None:
+    """In the fields that come first; the others keep all but this of their schemas."""
+    schema = {"type": "object", "properties": {f"f{i}": _distinct(5) for i in range(60)}}
+    read = read_grammar(judge.vocabulary, "json", json.dumps(schema))
+    assert read.not_enforced == ("uniqueItems is not enforced while the text is written",)
+    for text, allowed in (
+        ('{"f0": ["v0", "v0"]}', False),
+        ('{"f0": ["v0", "v4"], "f59": ["v0", "v0"]}', True),
+        ('{"f59": ["v5"]}', False),
+    ):
+        assert judge.can_be_typed(read.text, text) == allowed
+    long = _distinct(6) | {"items": {"enum": [str(i) * 1000 for i in range(6)]}}
+    assert read_grammar(judge.vocabulary, "json", json.dumps(long)).not_enforced == read.not_enforced
 
 
 def test_a_property_that_a_pattern_names_again_leads_nowhere_else(judge: Judge) -> None:

@@ -267,6 +267,10 @@ def test_an_input_that_is_cut_off(agent_client: openai.OpenAI, agent: LiveServer
     assert (whole.status, call.status) == ("incomplete", "incomplete")
     assert call.input
     assert TEXT.startswith(call.input)
+    early = respond(agent_client, max_output_tokens=12, tool_choice={"type": "custom", "name": "edit"})
+    [begun] = early.output  # nobody is to run a tool whose input has not begun
+    assert (early.status, begun.status, begun.type) == ("incomplete", "incomplete", "message")
+    assert CALL.startswith(begun.content[0].text)
 
 
 def test_in_the_background(agent_client: openai.OpenAI, agent: LiveServer) -> None:

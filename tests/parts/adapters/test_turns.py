@@ -95,6 +95,22 @@ def test_the_host_keeps_so_many_bytes(checkpoint: Make, tmp_path: Path) -> None:
         small.find("a", tmp_path / "a")
 
 
+def test_one_that_is_forgotten_while_it_is_read(checkpoint: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    folder, model = checkpoint("llama")
+    rows = rows_of(Engine(folder, cpu_kernels="native"))
+    write_adapter(tmp_path / "a", model)
+    its = rows._store
+    made = rows._adapters.made
+
+    def forgotten(factors: Any) -> Any:
+        its.forget("a")
+        return made(factors)
+
+    monkeypatch.setattr(rows._adapters, "made", forgotten)
+    first = its.find("a", tmp_path / "a")
+    assert its.find("a", tmp_path / "a") is not first  # it was not kept
+
+
 def test_one_that_is_unloaded_while_it_is_read(checkpoint: Make, tmp_path: Path, monkeypatch: Any) -> None:
     """Nothing waits for it for ever, and its slot is free."""
     folder, model = checkpoint("llama")
