@@ -193,8 +193,12 @@ def _bound_multiples(schema: Schema, allowed: _Range, step: Fraction, note: Note
     if last - first < _MAX_LISTED:
         _write_list(schema, [step * k for k in range(first, last + 1)])
         return
-    low, high = _decimal_inwards(first * step, up=True), _decimal_inwards(last * step, up=False)
-    _write(schema, minimum=low, maximum=high, multipleOf=readable)
+    words = {"multipleOf": readable}
+    if states_of(step) <= _MAX_BOUNDED_MULTIPLE or allowed.low is not None:
+        words["minimum"] = _decimal_inwards(first * step, up=True)
+    if states_of(step) <= _MAX_BOUNDED_MULTIPLE or allowed.high is not None:
+        words["maximum"] = _decimal_inwards(last * step, up=False)
+    _write(schema, **words)
 
 
 def _bound_fractions(schema: Schema, allowed: _Range, note: Note, *, is_combined: bool) -> None:

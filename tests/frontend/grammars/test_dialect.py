@@ -1,7 +1,7 @@
 """Schemas of the whole dialect: every answer that ends by itself is valid, and none gets stuck on its way."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
@@ -17,5 +17,6 @@ def writer(request: pytest.FixtureRequest) -> Writer:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
+@example({"type": ["number", "null"], "exclusiveMinimum": -1, "multipleOf": 3600}, 0)  # of a large automaton
 def test_answers_that_end_are_valid_and_none_is_stuck(writer: Writer, schema: Schema, seed: int) -> None:
     writer.check(schema, seed)
