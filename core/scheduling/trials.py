@@ -1,6 +1,7 @@
 """What a worker makes beside its steps (grammars, embeddings of images), when a worker has died over it.
 
-    a death while it is made    it is suspected: the worker may also have died of the step that it computed meanwhile
+    a death while it is made    it is suspected: the worker may also have died of the step that it computed meanwhile.
+                                So is what comes next: the answer may have died with the worker
     its turn comes again        no step is planned any more, and nothing else is to be made
     the worker does nothing     it is made alone
     a death meanwhile           it is guilty, and its requests end
@@ -9,12 +10,16 @@
 Another engine whose worker has died names its suspects; here, too, they are made alone the first time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TypeVar
 
 from penstock.ipc.messages import Message
 
 Suspect = str | bytes
 """What a part knows it by: the text of a grammar, or the key of an image."""
+
+_Key = TypeVar("_Key", bound=Suspect)
 
 ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
 
@@ -90,12 +95,18 @@ class Trials:
         self.is_unsure = False
         self.end()
 
-    def blame(self, making: Suspect | None) -> Suspect | None:
-        """A worker died while it was making this, if anything; return what certainly killed it."""
-        if making is None:
+    def blame(self, unanswered: Iterable[_Key]) -> _Key | None:
+        """A worker died that was asked for these in this order, and makes one at a time; return what surely killed it.
+
+        The first one's answer may have died with the worker, which then was making the next one: both are suspected.
+        """
+        recent = [*islice(unanswered, 2)]
+        if not recent:
             return None
+        making = recent[0]
         if making == self.current and self.is_under_way and not self.is_unsure:
             self._suspected.pop(making, None)  # it may have been forgotten: others were suspected since
-            return making
-        self.suspect(making)
+            return recent[0]
+        for key in recent:
+            self.suspect(key)
         return None

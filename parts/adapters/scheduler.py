@@ -269,11 +269,10 @@ class AdapterGate(Gate):
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget what the old worker had: each adapter is read again when its requests' turn comes."""
         culprits: list[Request] = []
-        unready = next((live for live in self._live.values() if not live.is_ready), None)
-        if has_died and unready is not None:  # the worker reads one at a time
-            guilty = self.trials.blame(unready.key)
-            culprits = [] if guilty is None else list(unready.users)
-            if guilty is not None and (known := self.known.get(unready.key)) is not None:
+        unready = [live.key for live in self._ids.values() if not live.is_ready]  # in the order in which they are read
+        if has_died and (guilty := self.trials.blame(unready)) is not None:
+            culprits = list(self._live[guilty].users)
+            if (known := self.known.get(guilty)) is not None:
                 known.state, known.error = "failed", _KILLS
                 self.has_news = True
         for live in self._live.values():

@@ -167,10 +167,9 @@ class GrammarGate(Gate):
         """
         self._max_live = limits.max_num_seqs
         culprits: list[Request] = []
-        unready = next((live for live in self._live.values() if not live.is_ready), None)
-        if has_died and unready is not None:  # the worker prepares one at a time
-            guilty = self.trials.blame(unready.text)
-            culprits = [] if guilty is None else list(unready.users)
+        unready = [live.text for live in self._live.values() if not live.is_ready]
+        if has_died and (guilty := self.trials.blame(unready)) is not None:
+            culprits = list(self._live[guilty].users)
         for live in self._live.values():
             for request in live.users:
                 request.grammar_id = 0

@@ -213,11 +213,10 @@ class ImageGate(Gate):
         """
         self._limits = limits
         culprits: list[Request] = []
-        unready = next((live for live in self._ids.values() if not live.is_ready), None)
-        making = unready.key if has_died and unready is not None else None  # the worker encodes one at a time
-        if unready is not None and (guilty := self.trials.blame(making)) is not None:
+        unready = [live for live in self._ids.values() if not live.is_ready]
+        if has_died and (guilty := self.trials.blame(live.key for live in unready)) is not None:
             others = (user for user in self._asking if any(image.key == guilty for image in user.images))
-            culprits = [*dict.fromkeys([*unready.users, *others])]
+            culprits = [*dict.fromkeys([*unready[0].users, *others])]
         for request in (*self._asking, *(user for live in self._live.values() for user in live.users)):
             request.embedding_ids = {}
         for each in (self._live, self._ids, self._asking, self._lines, self.messages):

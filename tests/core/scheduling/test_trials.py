@@ -174,13 +174,13 @@ def test_grammars_are_named_to_other_engines_and_tried_there() -> None:
 def test_only_what_was_made_alone_is_guilty() -> None:
     trials = Trials()
     order = PrepareGrammar(1, "g", 0)
-    assert trials.blame("g") is None
+    assert trials.blame(["g"]) is None
     trials.begin("g", order)
-    assert trials.blame("g") is None, "the worker was not told yet"
+    assert trials.blame(["g"]) is None, "the worker was not told yet"
     assert trials.take_order() is order
     assert trials.take_order() is None
-    assert trials.blame("h") is None
-    assert trials.blame("g") == "g"
+    assert trials.blame(["h"]) is None
+    assert trials.blame(["g"]) == "g"
     assert not trials.is_suspected("g")
     assert trials.is_suspected("h")
 
@@ -194,7 +194,7 @@ def test_who_is_guilty_may_have_been_forgotten() -> None:
     for number in range(2000):
         trials.suspect(f"{number}")
     assert not trials.is_suspected("g")
-    assert trials.blame("g") == "g"
+    assert trials.blame(["g"]) == "g"
 
 
 # --- beside others ----------------------------------------------------------------------------
