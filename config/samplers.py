@@ -2,7 +2,7 @@
 
 A part lists its samplers as `PARTS` in its `samplers.py`, in the order in which they are applied; those of other
 distributions follow. Frontends make fields of requests from their parameters, check them, and send the samplers that a
-request uses with their numbers, in the request's order; the worker applies them (`parts/samplers/`). The four that
+request uses with their numbers, in the request's order; workers apply them. The four that
 every request may use (penalties, temperature, filters, bias) also have a faster form in the kernels, in a fixed order,
 which is taken where no other is asked for.
 """

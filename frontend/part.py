@@ -73,7 +73,7 @@ class FrontendParts:
             ApiError: it cannot be served.
         """
         if not self._serve:
-            raise InvalidRequest("adapters cannot be served: the part for them is not installed")
+            raise InvalidRequest("no further model can be served beside this one: the part for that is not installed")
         for serve in self._serve:
             await serve(name, path)
 

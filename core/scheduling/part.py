@@ -434,7 +434,7 @@ class Parts:
         return min((part.wakes_at for part in self._waking), default=inf)
 
     @property
-    def await_plan(self) -> bool:
+    def awaits_plan(self) -> bool:
         """Whether some part awaits a plan."""
         return any(part.awaits_plan for part in self._planning)
 

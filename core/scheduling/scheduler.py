@@ -328,7 +328,7 @@ class Scheduler:
             if self.waiting.num_seqs:
                 self._admit(builder, room, admitted)
         chunks = builder.chunks
-        if not starts and not chunks and not self.parts.await_plan:
+        if not starts and not chunks and not self.parts.awaits_plan:
             return None
         step_id = self.totals.num_steps
         self.totals.num_steps = step_id + 1

@@ -19,7 +19,8 @@ from penstock.config import Config
 from penstock.core.engine.part import EnginePart
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import FromAll
-from penstock.core.scheduling.part import Ending, Gate
+from penstock.core.scheduling.part import Ending
+from penstock.core.scheduling.room_gate import RoomGate
 from penstock.core.scheduling.step_record import ADAPTER
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.intake import Refusal
@@ -77,17 +78,13 @@ class _Live:
         self.is_ready = False
 
 
-class AdapterGate(Gate):
+class AdapterGate(RoomGate):
     """The adapters of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
-        "_holds_for_trial",
         "_ids",
         "_live",
         "_max_live",
-        "_no_room",
-        "_num_made",
-        "_unanswered",
         "_untried",
         "has_news",
         "known",
@@ -121,11 +118,6 @@ class AdapterGate(Gate):
         self._untried: dict[str, None] = {}  # those that the worker was never asked for
         self._live: dict[str, _Live] = {}  # by key, the least recently used first
         self._ids: dict[int, _Live] = {}
-        self._unanswered: set[int] = set()  # the worker may read them, even if they were dropped meanwhile
-        self._num_made = 0  # ids are never reused
-        self._no_room: deque[Request] = deque()  # held without a live adapter; some may have left since
-        self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
-        trials.at_end.append(self._trial_ended)
 
     # --- what is known ----------------------------------------------------------------------
 
@@ -202,15 +194,12 @@ class AdapterGate(Gate):
             return True
         live = self._live.get(request.adapter)
         if live is None:
-            is_suspected = self.trials.is_suspected(request.adapter)
-            is_busy = self.trials.current is not None or (is_suspected and self.num_in_making > 0)
-            if is_busy or not self._make_room():
-                self._holds_for_trial |= is_busy
-                self._no_room.append(request)
-                self._waiting.hold(request, ADAPTER)
+            must_wait = self._must_wait(request.adapter)
+            if must_wait or not self._make_room():
+                self._hold(request, ADAPTER, for_trial=must_wait)
                 return False
             live = self._add(request.adapter)
-            if is_suspected:
+            if self.trials.is_suspected(request.adapter):
                 self.trials.begin(request.adapter, self.messages.pop())
         self._live[request.adapter] = self._live.pop(request.adapter)  # the most recently used one
         live.users[request] = None
@@ -280,16 +269,9 @@ class AdapterGate(Gate):
                 request.adapter_id = 0
         self._live.clear()
         self._ids.clear()
-        self._unanswered.clear()
-        self._no_room.clear()
-        self._holds_for_trial = False
-        self.messages.clear()
+        self._forget_worker()
         self._untried |= {key: None for key, known in self.known.items() if known.state == "loading"}
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
-
-    @property
-    def num_in_making(self) -> int:
-        return len(self._unanswered)
 
     def _try(self) -> None:
         """Have new adapters read and checked, as far as there is room without a request's giving way."""
@@ -318,17 +300,8 @@ class AdapterGate(Gate):
         if self._untried:
             self._try()
 
-    def _ask_again(self) -> None:
-        """Let those ask again that were held because a suspect was made alone, or was to be."""
-        if not self._holds_for_trial or self.trials.current is not None or self.num_in_making:
-            return
-        self._holds_for_trial = False
-        while self._no_room:  # each goes to the head of its line
-            self._waiting.release(self._no_room.pop())
-
     def _trial_ended(self) -> None:
-        """Nothing is on trial any more, or the worker is another one."""
-        self._ask_again()
+        super()._trial_ended()
         self._try()
 
     def _make_room(self) -> bool:
@@ -344,10 +317,8 @@ class AdapterGate(Gate):
         return next((live for live in self._live.values() if live.is_ready and not live.users), None)
 
     def _add(self, key: str) -> _Live:
-        self._num_made += 1
-        live = _Live(self._num_made, key)
+        live = _Live(self._ask(), key)
         self._live[key] = self._ids[live.adapter_id] = live
-        self._unanswered.add(live.adapter_id)
         self._untried.pop(key, None)
         self.messages.append(PrepareAdapter(live.adapter_id, self.known[key].path, key))
         return live

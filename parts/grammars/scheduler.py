@@ -12,13 +12,13 @@ bookkeeping, like the scheduler that owns it.
 A worker may die of the grammar that it is preparing, or of the step that it computes meanwhile: see `trials.py`.
 """
 
-from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 from penstock.core.kv.kv_pages import Start
 from penstock.core.scheduling.answers import FromAll
-from penstock.core.scheduling.part import Ending, Gate
+from penstock.core.scheduling.part import Ending
+from penstock.core.scheduling.room_gate import RoomGate
 from penstock.core.scheduling.step_record import GRAMMAR
 from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
 from penstock.core.sequences.limits import WorkerLimits
@@ -49,19 +49,10 @@ class _Live:
         self.is_ready = False
 
 
-class GrammarGate(Gate):
+class GrammarGate(RoomGate):
     """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
 
-    __slots__ = (
-        "_holds_for_trial",
-        "_ids",
-        "_live",
-        "_max_live",
-        "_no_room",
-        "_num_bytes",
-        "_num_made",
-        "_unanswered",
-    )
+    __slots__ = ("_ids", "_live", "_max_live", "_num_bytes")
 
     answers = ((GrammarPrepared, lambda: FromAll(attrgetter("grammar_id"))),)
 
@@ -76,12 +67,7 @@ class GrammarGate(Gate):
         self._max_live = max_live
         self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked for them
         self._ids: dict[int, _Live] = {}
-        self._unanswered: set[int] = set()  # the worker may prepare them, even if they were dropped meanwhile
-        self._num_made = 0  # ids are never reused
         self._num_bytes = 0
-        self._no_room: deque[Request] = deque()  # held without a live grammar; some may have left since
-        self._holds_for_trial = False  # some of those, perhaps all, are not held for lack of room
-        trials.at_end.append(self._ask_again)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -94,15 +80,12 @@ class GrammarGate(Gate):
         if live is None:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
-            is_suspected = self.trials.is_suspected(sampling.grammar)
-            is_busy = self.trials.current is not None or (is_suspected and self.num_in_making > 0)
-            if (self._live and not has_room) or is_busy:
-                self._holds_for_trial |= is_busy
-                self._no_room.append(request)
-                self._waiting.hold(request, GRAMMAR)
+            must_wait = self._must_wait(sampling.grammar)
+            if (self._live and not has_room) or must_wait:
+                self._hold(request, GRAMMAR, for_trial=must_wait)
                 return False
             live = self._add(sampling.grammar, num_bytes)
-            if is_suspected:
+            if self.trials.is_suspected(sampling.grammar):
                 self.trials.begin(sampling.grammar, self.messages.pop())
         live.users[request] = None
         request.grammar_id = live.grammar_id
@@ -175,30 +158,13 @@ class GrammarGate(Gate):
                 request.grammar_id = 0
         self._live.clear()
         self._ids.clear()
-        self._unanswered.clear()
         self._num_bytes = 0
-        self._no_room.clear()
-        self._holds_for_trial = False
-        self.messages.clear()
+        self._forget_worker()
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
 
-    @property
-    def num_in_making(self) -> int:
-        return len(self._unanswered)
-
-    def _ask_again(self) -> None:
-        """Let those ask again that were held because a suspect was made alone, or was to be."""
-        if not self._holds_for_trial or self.trials.current is not None or self.num_in_making:
-            return
-        self._holds_for_trial = False
-        while self._no_room:  # each goes to the head of its line
-            self._waiting.release(self._no_room.pop())
-
     def _add(self, text: str, num_bytes: int) -> _Live:
-        self._num_made += 1
-        live = _Live(self._num_made, text, num_bytes)
+        live = _Live(self._ask(), text, num_bytes)
         self._live[text] = self._ids[live.grammar_id] = live
-        self._unanswered.add(live.grammar_id)
         self._num_bytes += num_bytes
         self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
         return live
