@@ -4,8 +4,6 @@ A part lists its group as `PARTS` in its `options.py`. Its fields are options li
 variables, help and docs are made from them in the same way.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from penstock.config.groups.base import Options
@@ -55,16 +53,6 @@ class PartOptions(Options, frozen=True, omit_defaults=True):
         The reason is read after "layers of MODEL keep a state of each row, ".
         """
         return None
-
-    def located(self, find_adapter: Callable[[str], Path]) -> Self:
-        """Replace names of the hub by paths, before any process starts.
-
-        `find_adapter` returns where an adapter of a name or path is, and downloads what is missing.
-
-        Raises:
-            ConfigError: it is not there, and cannot be downloaded.
-        """
-        return self
 
     def of_engine(self, number: int) -> Self:
         """The options of one of several engines, each of which has its own files."""

@@ -23,7 +23,7 @@ from penstock.models.files.source import Incomplete
 from penstock.models.finding.hub import download, download_adapter
 from penstock.models.gguf.choice import chosen_file, has_only_gguf
 from penstock.models.gguf.container import part_paths
-from penstock.models.part import locate_further
+from penstock.models.part import Finders, locate_further
 
 _HUB_NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<choice>[\w.-]+))?(@(?P<revision>[\w.-]+(/[\w.-]+)*))?"
@@ -50,18 +50,16 @@ def located(
         ConfigError: there is no such checkpoint, or it cannot be downloaded; the message says what to do.
     """
 
-    def find_adapter(given: str) -> Path:
-        return located_adapter(given, environment, before_download)
+    def find_adapter(given: str) -> str:
+        return str(located_adapter(given, environment, before_download))
 
-    config = config.with_options(*(options.located(find_adapter) for options in config.of_parts()))
-
-    def find(name: str) -> str:
+    def find_checkpoint(name: str) -> str:
         its = Config(model=ModelOptions(model=name))
         return located(
             its, environment, with_weights=with_weights, with_tokenizer=with_tokenizer, before_download=before_download
         ).model.model
 
-    config = locate_further(config, find)
+    config = locate_further(config, Finders(find_checkpoint, find_adapter))
     given = config.model.model
     if not given:
         return config

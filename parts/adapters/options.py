@@ -1,14 +1,11 @@
 """Options of adapters."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from msgspec.structs import replace
 
 from penstock.config.groups.base import Shown
-from penstock.config.options import Config, ConfigError
+from penstock.config.options import Config
 from penstock.config.part_options import PartOptions
 
 
@@ -72,16 +69,6 @@ class AdapterOptions(PartOptions, frozen=True):
             if not name or not path:
                 return f"--lora {given!r}: it must be NAME=PATH, with the name that requests give as their model"
         return "" if len(self.adapters) == len(self.lora) else f"--lora: two adapters have one name: {self.lora}"
-
-    def located(self, find_adapter: Callable[[str], Path]) -> Self:
-        """With paths in place of names of the hub."""
-        found = []
-        for name, path in self.adapters.items():
-            try:
-                found.append(f"{name}={find_adapter(path)}")
-            except ConfigError as error:
-                raise ConfigError(f"--lora {name}={path}: {error}") from None
-        return replace(self, lora=tuple(found))
 
 
 PARTS = (AdapterOptions,)

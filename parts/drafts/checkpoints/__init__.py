@@ -1,12 +1,10 @@
 """The checkpoints of drafters: draft models, and heads that get a model's hidden states."""
 
-from collections.abc import Callable
-
 import msgspec
 from msgspec.structs import replace
 
 from penstock.config.options import Config, ConfigError
-from penstock.models.part import PartCheckpoints
+from penstock.models.part import Finders, PartCheckpoints
 from penstock.parts.drafts.options import DraftOptions
 
 
@@ -14,13 +12,13 @@ class DraftCheckpoints(PartCheckpoints):
     """A draft model has a name like any model's; a head is looked up where it is read."""
 
     @classmethod
-    def located(cls, config: Config, find: Callable[[str], str]) -> Config:
+    def located(cls, config: Config, find: Finders) -> Config:
         options = config.of(DraftOptions)
         speculative = options.speculative
         if speculative is None or speculative.method != "draft_model":
             return config
         try:
-            path = find(speculative.model)
+            path = find.checkpoint(speculative.model)
         except ConfigError as error:
             raise ConfigError(f"--speculative-config: {error}") from None
         text = msgspec.json.encode(replace(speculative, model=path)).decode()
