@@ -19,7 +19,7 @@ _LONGEST = 50
 class Dry(Sampler):
     """Where the last m tokens have been seen before, the token that followed loses multiplier * base^(m - allowed).
 
-    The longest such repetition of each token counts. None reaches over a token that ends a breaker.
+    The longest such repetition of each token counts. None reaches over a token that ends a breaker, which never loses.
     """
 
     name = "dry"
@@ -64,4 +64,5 @@ class Dry(Sampler):
         lengths = joins.long().cumprod(1).sum(1)
         longest = z.new_zeros(z.shape[0]).scatter_reduce_(0, tokens[1:], lengths.to(z.dtype), "amax")
         penalty = (multiplier * base ** (longest - allowed)).clamp(max=_MOST)
-        return z - penalty.masked_fill(longest < allowed, 0.0)
+        penalty = penalty.masked_fill(longest < allowed, 0.0)
+        return z - penalty.index_fill(0, tokens.new_tensor([int(breaker) for breaker in breakers]), 0.0)

@@ -96,7 +96,8 @@ def dry(z: Logits, multiplier: float, base: float, allowed: float, window: float
         while length <= i and tokens[i - length] == tokens[-1 - length] and tokens[-1 - length] not in breakers:
             length += 1
         longest[tokens[i + 1]] = max(longest[tokens[i + 1]], length)
-    return [x - (multiplier * base ** (longest[i] - allowed) if longest[i] >= allowed else 0) for i, x in enumerate(z)]
+    loses = [longest[i] >= allowed and i not in breakers for i in range(len(z))]
+    return [x - multiplier * base ** (longest[i] - allowed) * loses[i] for i, x in enumerate(z)]
 
 
 def penalties(z: Logits, repetition: float, presence: float, frequency: float) -> Logits:
@@ -146,6 +147,7 @@ CASES: list[tuple[str, Callable[..., Logits], tuple[float, ...]]] = [
     ("dry", dry, (0.8, 1.75, 2, 5)),
     ("dry", dry, (0.8, 1.75, 1, 0, 3)),
     ("dry", dry, (0.8, 1.75, 1, 0, 7)),
+    ("dry", dry, (0.8, 1.75, 1, 0, 2)),  # it would continue a repetition
     ("penalties", penalties, (1.3, 0.4, 0.2)),
     ("top_p", top_p, (0.7,)),
     ("top_k", top_k, (5,)),
