@@ -49,7 +49,9 @@ async def test_beside_generation(checkpoint: Checkpoint) -> None:
     async with AsyncLLM(checkpoint.folder, **SMALL) as llm:
         params = SamplingParams(max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
         stream = llm.generate(PROMPTS[0], params)
-        await anext(stream)
+        outputs = [await anext(stream)]
         vector = (await llm.embed(PROMPTS[1])).outputs.embedding
         np.testing.assert_allclose(vector, expected(checkpoint, PROMPTS[1]), atol=1e-5)
-        assert [output.finished async for output in stream][-1]
+        outputs += [output async for output in stream]  # none, if all came at once
+        assert outputs[-1].finished
+        assert sum(len(output.outputs[0].token_ids) for output in outputs) == 200
