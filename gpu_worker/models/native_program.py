@@ -58,6 +58,8 @@ def lacking(decoder: Decoder) -> str | None:
         if layer.is_parallel and (layer.recurrent is not None or layer.mixer is None or layer.mlp is None):
             return "a mixer that keeps a state, or none, in parallel with an MLP"
         mixer = layer.attention
+        if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+            return "an indexer"
         if mixer is not None and _norms_over_ranks(decoder, mixer):
             return "a norm over heads of several workers"
         shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
