@@ -26,10 +26,11 @@ from penstock.kernels.latents.attention import (
     latent_attention,
     latent_attention_cpu,
 )
-from penstock.kernels.latents.choice import Choice, choose, keep_index_keys
+from penstock.kernels.latents.choice import MOST_SCORES, Choice, choose, keep_index_keys
 from penstock.kernels.latents.write import latent_write, latent_write_cpu
 from penstock.kernels.norms import NormWeights
-from penstock.models.description.decoder import LatentAttention
+from penstock.models.description.decoder import Decoder, LatentAttention
+from penstock.models.description.model_config import ModelConfig
 
 _EXPANDED = 1 << 26  # limit for expanded keys and values at once, in numbers; it decides how many heads go together
 _CONTEXTS = 1 << 17  # limit for positions that are gathered at once, unless a single row has more
@@ -38,6 +39,12 @@ _CONTEXTS = 1 << 17  # limit for positions that are gathered at once, unless a s
 def scratch_numbers(key_dim: int) -> int:
     """The most numbers that expanding needs besides activations, for pages with `key_dim` numbers a position."""
     return _EXPANDED + _CONTEXTS * key_dim
+
+
+def choice_numbers(config: ModelConfig) -> int:
+    """The most fp32 numbers that choosing positions needs: scores, and a copy that finds the highest."""
+    mixers = (its for _, its in config.attentions) if isinstance(config, Decoder) else ()
+    return 2 * MOST_SCORES * any(isinstance(its, LatentAttention) and its.indexer is not None for its in mixers)
 
 
 class Absorbed(NamedTuple):
@@ -223,9 +230,7 @@ def _some_rows(inputs: ForwardInputs, begin: int, end: int, first_token: int) ->
     )
 
 
-def _absorb(
-    q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: Absorbed | Choice, out: Tensor
-) -> None:
+def _absorb(q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: Absorbed | Choice, out: Tensor) -> None:
     rank, nope_dim = its.kv_rank, its.nope_dim
     absorbed = q.new_empty(*q.shape[:2], rank + its.rope_dim)
     absorbed[..., :rank] = torch.bmm(q[..., :nope_dim].transpose(0, 1), kv_b[:, :nope_dim]).transpose(0, 1)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SCORES = 1 << 24  # scores that are held at once
+SCORES = 1 << 24  # scores that the CPU path holds at once
+MOST_SCORES = 1 << 26  # and a GPU
 
 
 class Choice(NamedTuple):

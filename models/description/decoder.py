@@ -123,17 +123,22 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
         return KVShape(1, self.key_dim + (0 if self.indexer is None else self.indexer.head_dim), 0, None)
 
     @property
+    def own_indexer(self) -> Indexer | None:
+        """The indexer, if this layer chooses itself."""
+        return None if self.indexer is None or self.indexer.is_shared else self.indexer
+
+    @property
     def width(self) -> int:
         """As `Attention.width`."""
         queries = self.q_rank or self.num_heads * (self.nope_dim + self.rope_dim)
-        its = None if self.indexer is None or self.indexer.is_shared else self.indexer
-        return queries + self.key_dim + self.num_heads * self.v_dim + (0 if its is None else its.head_dim + its.num_heads)
+        of_index = 0 if (its := self.own_indexer) is None else its.head_dim + its.num_heads
+        return queries + self.key_dim + self.num_heads * self.v_dim + of_index
 
     @property
     def num_latent_weights(self) -> int:
         """Weights between latents and heads."""
         queries = (self.q_rank or 0) * (self.nope_dim + self.rope_dim)
-        its = None if self.indexer is None or self.indexer.is_shared else self.indexer
+        its = self.own_indexer
         of_index = 0 if its is None else (self.q_rank or 0) * its.num_heads * its.head_dim
         return self.num_heads * (queries + self.kv_rank * (self.nope_dim + self.v_dim)) + of_index
 

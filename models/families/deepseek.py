@@ -131,7 +131,7 @@ def _shared_choices(fields: JsonFields, num_layers: int) -> list[bool]:
     kinds = [names.get(kind, kind) for kind in kinds]
     if len(kinds) != num_layers or not {*kinds} <= {"full", "shared"} or kinds[0] != "full":
         raise NotDescribed(
-            f"config.json: indexer_types must say full or shared for each of {num_layers} layers, and full for the first"
+            f"config.json: indexer_types must say full or shared for each of {num_layers} layers, and begin with full"
         )
     return [kind == "shared" for kind in kinds]
 

@@ -349,8 +349,8 @@ def _latent_attention(mixer: LatentAttention, hidden: int, names: Names, prefix:
 
 
 def _indexer(mixer: LatentAttention, hidden: int, names: Names, prefix: str) -> IndexerSources | None:
-    its = mixer.indexer
-    if its is None or its.is_shared or mixer.q_rank is None:
+    its = mixer.own_indexer
+    if its is None or mixer.q_rank is None:
         return None
     rope = mixer.rope if its.is_interleaved else None
     k_norm = norm_of(its.norm, prefix + names.index_k_norm, its.head_dim, rope_order(1, its.head_dim, rope))
@@ -363,9 +363,7 @@ def _indexer(mixer: LatentAttention, hidden: int, names: Names, prefix: str) -> 
             False,
             order=rope_order(its.num_heads, its.head_dim, rope),
         ),
-        k=linear(
-            (prefix + names.index_k,), (its.head_dim,), hidden, False, order=rope_order(1, its.head_dim, rope)
-        ),
+        k=linear((prefix + names.index_k,), (its.head_dim,), hidden, False, order=rope_order(1, its.head_dim, rope)),
         k_norm=k_norm,
         weights=linear((prefix + names.index_weights,), (its.num_heads,), hidden, False),
     )

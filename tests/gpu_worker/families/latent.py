@@ -51,7 +51,7 @@ CASES = {
         },
         seed=1,
     ),
-    # Each token chooses 7 of up to 60 positions. Enough index heads that no score is exactly 0, as many others would be.
+    # Each token chooses 7 of up to 60 positions. With few index heads many scores would be exactly 0, and choices vary.
     "deepseek_v32": Case("deepseek_v32", {**_OF_V3, **_INDEX, **rope("yarn", mscale_all_dim=1.0, **_YARN)}),
     "glm_moe_dsa": Case("glm_moe_dsa", {**_ONE_GROUP, **_INDEX}),
     "glm_moe_dsa-shared": Case(
