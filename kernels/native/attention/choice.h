@@ -66,7 +66,7 @@ inline Floats score(const Indexer& its, const float* keys, const float* q, const
     }
     for (int i = 0; i < count; i++) total += (sums[i] > 0.0f ? sums[i] : Floats{}) * (weights[h + i] * its.scale);
   }
-  return total;
+  return total == total ? total : Floats{} - INFINITY;  // NaN has no order
 }
 
 // Chooses for every token of a step that sees more than `top_k` positions; the others have no path.
@@ -112,14 +112,20 @@ void choose(Team& team, const Indexer& its, int page_size, const Kv* pages, cons
         for (to = from + 1; to < end && tokens[first + to].row == one.row; to++)
           most = std::max(most, tokens[first + to].num_seen);
         const RowPages its_pages = rows.pages_of(one.row);
-        for (int at = segment * kSegment; at < std::min(most, (segment + 1) * kSegment); at += kLanes) {
+        auto find = [&](int at) {
           Places<Kv> places;
           for (int j = 0; j < kLanes; j++) {
             const int position = std::min(at + j, most - 1);
             const size_t slot = size_t(its_pages.pages[position / page_size]) * page_size + position % page_size;
             places.keys[j] = places.values[j] = pages + slot * its.entry_dim + its.first;
           }
-          turn_keys(places, places, its.head_dim, padded, keys);
+          return places;
+        };
+        Places<Kv> here = find(segment * kSegment);
+        for (int at = segment * kSegment; at < std::min(most, (segment + 1) * kSegment); at += kLanes) {
+          const Places<Kv> next = find(at + kLanes);
+          turn_keys(here, next, its.head_dim, padded, keys);
+          here = next;
           for (int i = from; i < to; i++) {
             const Token& token = tokens[first + i];
             const float* of_heads = weights + size_t(token.token) * weights_stride;
@@ -133,8 +139,6 @@ void choose(Team& team, const Indexer& its, int page_size, const Kv* pages, cons
       thread_local std::vector<float> sorted;
       const Token& token = tokens[first + i];
       float* all = scores + size_t(i) * width;
-      for (int s = 0; s < token.num_seen; s++)
-        if (std::isnan(all[s])) all[s] = -INFINITY;
       sorted.assign(all, all + token.num_seen);
       std::nth_element(sorted.begin(), sorted.begin() + its.top_k - 1, sorted.end(), std::greater<float>());
       const float least = sorted[its.top_k - 1];
