@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for folder in args.folders
     ]
     vocabulary = min(described(folder).vocab_size for folder in args.folders)
-    rows = []
+    rows: list[dict[str, float]] = []
     for depth in depths:
         prompt = [token % vocabulary for token in fixed(depth, 1)[0][0]]
         for engine in engines:
@@ -65,8 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append({"depth": depth, "step_ms": ours, "other_ms": others, "ratio": ratio})
         print(f"depth {depth}: {ours:.2f} ms, {others:.2f} ms, ratio {ratio:.3f}", flush=True)
     if args.out:
-        record = {"kind": "depth", "command": command("bench.engine.depth", argv), "commit": commit()}
-        record |= {"shapes": [folder.name for folder in args.folders], "machine": machine(), "rows": rows}
+        record = {
+            "kind": "depth",
+            "command": command("bench.engine.depth", argv),
+            "commit": commit(),
+            "shapes": [folder.name for folder in args.folders],
+            "machine": machine(),
+            "rows": rows,
+        }
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

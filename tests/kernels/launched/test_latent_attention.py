@@ -122,7 +122,7 @@ def test_chosen_attention(device: str, dtype: torch.dtype) -> None:
     """Each token is a row of its own, and each of its positions a page; more is kept behind a latent and its key."""
     q, pages, choice = chosen_inputs(21, 9, 16, 32, 16, dtype, device)
     starts = torch.arange(22, dtype=torch.int32, device=device)
-    bounds = {"max_query_len": 1, "max_seq_len": 9}
+    bounds: dict[str, Any] = {"max_query_len": 1, "max_seq_len": 9}
     got = latent_attention_triton(q, pages, choice.slots, starts, choice.counts, kv_rank=32, scale=0.2, **bounds)
     assert_near(got, chosen_reference(q, pages, choice, 32, 0.2))
 

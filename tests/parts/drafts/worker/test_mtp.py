@@ -29,8 +29,14 @@ CASES = {
     "glm_moe_dsa": Case(
         "glm_moe_dsa",
         {
-            **{"num_hidden_layers": 3, "num_key_value_heads": 4, "head_dim": 8, "indexer_types": ["full"] * 3},
-            **{"index_n_heads": 12, "index_head_dim": 24, "index_topk": 7, "first_k_dense_replace": 1},
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "indexer_types": ["full"] * 3,
+            "index_n_heads": 12,
+            "index_head_dim": 24,
+            "index_topk": 7,
+            "first_k_dense_replace": 1,
         },
     ),
 }
