@@ -190,6 +190,8 @@ def _mixer(layer: Layer) -> Iterator[str]:
         return
     if not isinstance(mixer, Attention):
         yield "latent attention"
+        if mixer.indexer is not None:
+            yield "an indexer that chooses positions"
     else:
         if mixer.has_output_gate:
             yield "attention with a gate"

@@ -143,6 +143,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         if isinstance(config, Decoder):
             config = replace(config, vision=parse_vision(named[0], fields, config))
         return replace(config, text_part_of=named[0], **stored)
+    lacks = ""
     if named and named[0] in known and impl != "transformers":
         try:
             config = known[named[0]].parse(named[0], fields)
@@ -152,13 +153,14 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
                 raise
             if impl == "own":
                 raise ConfigError(f"{error}; without --model-impl own, transformers' code may compute it") from None
+            lacks = f"{error}; "
     if named and impl != "own" and named[0] in transformers_architectures():
         if (quantization := stored["quantization"]) is not None:
             raise unsupported(f"{quantization.name}, in {named[0]}, which transformers' code computes", "floats there")
         try:
             return BY_TRANSFORMERS.parse(named[0], fields)
         except UnsupportedError as error:
-            raise ConfigError(f"{error}{nearest(named[0], fields, ARCHITECTURES, _serves)}") from None
+            raise ConfigError(f"{lacks}{error}{nearest(named[0], fields, ARCHITECTURES, _serves)}") from None
     raise ConfigError(why_not(named, fields, ARCHITECTURES, impl, _serves))
 
 
