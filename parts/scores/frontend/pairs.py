@@ -165,7 +165,8 @@ async def _asked(service: Service, record: RequestRecord, pairs: Pairs, asking: 
     template = asking.template
     instruction = template.instruction if pairs.instruction is None else pairs.instruction
     texts = [template.pair.format(instruction=instruction, query=one, document=two) for one, two in pairs.each()]
-    heads = [template.pair.format(instruction=instruction, query=one, document="") for one in pairs.firsts]
+    # A space before a document is mostly part of its first token, and by itself would be one more.
+    heads = [template.pair.format(instruction=instruction, query=one, document="").rstrip() for one in pairs.firsts]
     found = await service.prompts.encode_plain([*texts, *heads], record.tenant, field="documents")
     encoded, of_heads = found[: len(texts)], found[len(texts) :]
     of_heads *= len(texts) if len(of_heads) == 1 else 1

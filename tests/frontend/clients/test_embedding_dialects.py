@@ -11,6 +11,7 @@ import pytest
 
 from penstock.frontend.engine.link import Place
 from penstock.ipc.messages import AddRequest
+from penstock.parts.scores.frontend.templates import TEMPLATES
 from tests.frontend.clients.test_rerank import classifier
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, post
@@ -198,7 +199,7 @@ def test_room_is_held_for_what_each_prompt_repeats(
         said = {"prompts": {"document": "This text has been found: " * 3}, "default_prompt_name": "document"}
         (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
     (folder / "config.json").write_text(
-        json.dumps(config | {"architectures": [architecture], "num_key_value_heads": 4})
+        json.dumps(config | {"architectures": [architecture], "num_key_value_heads": 4, "intermediate_size": 64})
     )
     with live_server(folder, tmp_path_factory.mktemp("s")) as live:
         live.plays(lambda request, _: Script([0], pooled=struct.pack("<f", 1.0)))
@@ -210,3 +211,35 @@ def test_room_is_held_for_what_each_prompt_repeats(
             before = len(prompts(live))
             assert post(live, path, body).status == 200
             assert found.pop() >= sum(map(len, prompts(live)[before:])) > len(json.dumps(body)), path
+
+
+def test_a_long_document_loses_its_end_and_the_template_nothing(
+    checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In a template, too, at most so many tokens of a document are read; and the answer's tokens are all counted."""
+    folder = tmp_path / "qwen3-reranker"
+    folder.mkdir()
+    classifier(checkpoint, folder, "fits")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "num_key_value_heads": 4, "intermediate_size": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    with live_server(folder, tmp_path_factory.mktemp("s")) as live:
+        live.plays(lambda request, _: Script([0], pooled=struct.pack("<f", 1.0)))
+        template = TEMPLATES["qwen3-reranker"]
+        before, behind = (
+            live.tokenizer.encode(text, add_special_tokens=False) for text in (template.before, template.behind)
+        )
+        head = template.pair.format(instruction=template.instruction, query="gate", document="").rstrip()
+        document = "the water behind the gate " * 400
+        head_ids = live.tokenizer.encode(head, add_special_tokens=False)
+        whole = live.tokenizer.encode(f"{head} {document}", add_special_tokens=False)
+        assert whole[: len(head_ids)] == head_ids
+        lengths = {0: 512, 10_000: 512, 7: len(before) + len(head_ids) + 7 + len(behind)}
+        for most, length in lengths.items():
+            body = {"query": "gate", "documents": [document, "b"], "max_tokens_per_doc": most}
+            answer = post(live, "/v2/rerank", body).json()
+            cut, short = prompts(live)[-2:]
+            kept = length - len(before) - len(behind)
+            assert cut == [*before, *whole[:kept], *behind]
+            assert short[-len(behind) :] == behind
+            assert answer["usage"]["prompt_tokens"] == len(cut) + len(short)
