@@ -10,7 +10,7 @@ from penstock.models.description.model_config import ModelConfig
 from penstock.models.files.source import Checkpoint
 from penstock.models.parsing.json_fields import JsonFields, shown
 
-PoolingKind = Literal["last", "mean", "cls", "max"]
+PoolingKind = Literal["last", "mean", "cls", "max", "weighted_mean", "mean_sqrt_len"]
 DenseActivation = Literal["identity", "tanh", "relu", "sigmoid", "gelu", "silu"]
 
 _ENDLESS = 1 << 30
@@ -19,9 +19,16 @@ _MODES: dict[str, PoolingKind] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-_NEW_MODES = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
-_SERVED = "Transformer, Pooling (of the first or last token, the mean or maximum of all), Dense and Normalize"
+_NEW_MODES = {
+    "mean": "mean_tokens",
+    "cls": "cls_token",
+    "max": "max_tokens",
+    "weightedmean": "weightedmean_tokens",
+}
+_SERVED = "Transformer, Pooling (of the first or last token, a mean or the maximum of all), Dense and Normalize"
 _ACTIVATIONS: dict[str, DenseActivation] = {
     "Identity": "identity",
     "Tanh": "tanh",

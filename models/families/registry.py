@@ -26,6 +26,7 @@ from penstock.models.families.gpt_neox import GPT_NEOX
 from penstock.models.families.gpt_oss import GPT_OSS
 from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
+from penstock.models.families.jina import JINA_V3
 from penstock.models.families.lfm2 import LFM2
 from penstock.models.families.llama4 import LLAMA4
 from penstock.models.families.mamba2 import MAMBA2
@@ -107,7 +108,7 @@ for _family in (
     register(_family)
 ARCHITECTURES = tuple(_FAMILIES)
 """The supported architectures that generate text."""
-for _pooled in (BERT, DENSE_POOLED, MODERN_BERT, NOMIC_BERT, ROBERTA):
+for _pooled in (BERT, DENSE_POOLED, JINA_V3, MODERN_BERT, NOMIC_BERT, ROBERTA):
     register(_pooled)
 POOLED_ARCHITECTURES = tuple(name for name in _FAMILIES if name not in ARCHITECTURES)
 """Those that turn texts into vectors or classes only."""

@@ -42,7 +42,7 @@ def check(found: Any, right: Any) -> None:
     assert np.abs(np.array(found) - np.array(right)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("mode", ["cls", "mean", "max", "lasttoken"])
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
 @pytest.mark.parametrize("is_normalized", [False, True])
 def test_modules(plain: Path, tmp_path: Path, mode: str, is_normalized: bool) -> None:
     behind = [modules.Pooling(64, mode)] + [modules.Normalize()] * is_normalized
@@ -87,8 +87,8 @@ def test_a_plain_encoder(plain: Path) -> None:
 
 
 def test_what_is_refused(plain: Path, tmp_path: Path) -> None:
-    saved(plain, tmp_path / "saved", modules.Pooling(64, "mean_sqrt_len_tokens"))
-    with pytest.raises(ConfigError, match="mean_sqrt_len_tokens"), LLM(tmp_path / "saved", **SMALL) as llm:
+    saved(plain, tmp_path / "saved", modules.Pooling(64, ("cls", "mean")))
+    with pytest.raises(ConfigError, match="pooling_mode"), LLM(tmp_path / "saved", **SMALL) as llm:
         llm.embed("w1", use_tqdm=False)
 
 
