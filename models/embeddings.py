@@ -76,7 +76,18 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
     size, max_len = _hidden_size(checkpoint), 0
     if modules or isinstance(model, Encoder):
         max_len = _longest(checkpoint)
+    if checkpoint.embedding_config.get("model_type") == "ColBERT":
+        raise ConfigError(
+            "config_sentence_transformers.json: model_type ColBERT: a vector for each token, and scores made of these, "
+            "are not supported"
+        )
     if modules:
+        names = [name for name, _ in modules]
+        if "Dense" in names and "Pooling" not in names and options.pooling == "auto":
+            raise ConfigError(
+                "modules.json has a Dense module and no Pooling: its vectors are those of tokens (as ColBERT's), which "
+                "are not supported; --pooling pools them"
+            )
         is_normalized = any(name == "Normalize" for name, _ in modules)
         for name, settings in modules:
             if name == "Pooling" and options.pooling == "auto":

@@ -1,5 +1,6 @@
 """Rows that return a vector instead of a token: it is pooled from the final hidden states of their positions."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -175,7 +176,7 @@ def _whole(kind: PoolingKind, state: Tensor, num_tokens: int) -> Tensor:
         case "mean":
             return state / num_tokens
         case "mean_sqrt_len":
-            return state / num_tokens**0.5
+            return state / math.sqrt(num_tokens)
         case "weighted_mean":  # the first token counts once, the second one twice, and so on
             return state / (num_tokens * (num_tokens + 1) / 2)
         case _:
