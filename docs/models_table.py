@@ -96,6 +96,7 @@ _TITLES = {
 """A family's file -> its title, and the words by which chat formats name its models."""
 _ENCODER_TITLES = {
     "bert": ("BERT, RoBERTa, XLM-R, CamemBERT", ("Bert", "Roberta", "XLMRoberta", "Camembert")),
+    "jina": ("jina-embeddings-v3", ("JinaEmbeddingsV3",)),
     "modernbert": ("ModernBERT", ("ModernBert",)),
     "nomic_bert": ("NomicBERT", ("NomicBert",)),
 }

@@ -603,8 +603,11 @@ class Admission:
     def __exit__(self, *_: object) -> None:
         self._place.give_back()
 
-    def hold(self, valid: ValidRequest, num_prompts: int = 1) -> None:
+    def hold(self, valid: ValidRequest, num_prompts: int = 1, *, num_added: int = 0) -> None:
         """Hold what the request turns out to need.
+
+        `num_added`: the most tokens that the prompts have together beyond the body's bytes, such as those of a text
+        that goes before each of them.
 
         Raises:
             InvalidParameter: it has more sequences than this server, or its API key, allows.
@@ -624,8 +627,10 @@ class Admission:
             record.num_added_seqs = num_seqs - 1
         if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
             record.tenant = user_of(record.tenant, valid.user)
-        self._place.resize(num_seqs, self._num_tokens(num_prompts) * valid.num_sequences, record.tenant)
+        num_tokens = self._num_tokens(num_prompts, num_added) * valid.num_sequences
+        self._place.resize(num_seqs, num_tokens, record.tenant)
 
-    def _num_tokens(self, num_prompts: int) -> int:
+    def _num_tokens(self, num_prompts: int, num_added: int = 0) -> int:
         """The most tokens that the prompts can have together."""
-        return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
+        most = self._num_bytes + num_added
+        return min(most, num_prompts * (self._service.max_model_len or most))
