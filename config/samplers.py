@@ -40,6 +40,7 @@ class Draw(NamedTuple):
     token_ids: Any  # torch.Tensor, int32[n]: the prompt and the outputs so far, on the device
     num_prompt_tokens: int
     uniform: Callable[[], float]  # above 0 and below 1; of the row's seed and this position alone
+    state: Any = None  # torch.Tensor, fp32[]: what a sampler with `keeps` has kept of the row
 
 
 class Sampler:
@@ -55,6 +56,14 @@ class Sampler:
 
     replaces: ClassVar[str] = ""
     """The sampler in whose place it stands if it is used; "" if it has a place of its own."""
+
+    beside: ClassVar[tuple[str, ...] | None] = None
+    """If it `keeps` something: the only samplers that are applied before it, unless a request says otherwise with
+    `sampler_priority`; None: all."""
+
+    keeps: ClassVar[bool] = False
+    """Whether it keeps a number of each row, which changes with each token. It then comes last, as it must know of what
+    the token is drawn; there can be one such sampler in a request. The number travels with the tokens (`kept`)."""
 
     neutral: ClassVar[Mapping[str, Any]] = {}
     """For what the kernels can do, too: the fields of `SamplingParams` that switch it off there."""
@@ -81,6 +90,23 @@ class Sampler:
             z: torch.Tensor, fp32[V], which may be overwritten; minus infinity for what cannot be drawn.
             values: as `values` has returned them, then token ids of `texts`.
             draw: what is known of the token.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def first_state(cls, values: tuple[float, ...]) -> float:
+        """What it keeps of a row without outputs, if it `keeps` something."""
+        raise NotImplementedError
+
+    @classmethod
+    def kept(cls, z: Any, values: tuple[float, ...], state: Any, token: Any) -> Any:
+        """Return what it keeps from now on, if it `keeps` something.
+
+        Args:
+            z: torch.Tensor, fp32[V], what `apply` has returned.
+            values: as `apply` gets them.
+            state: torch.Tensor, fp32[], what it has kept so far.
+            token: torch.Tensor, int64[], the token drawn from the softmax of `z`.
         """
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.config.samplers import parameters
+from penstock.config.samplers import fields, parameters
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 
@@ -49,6 +49,12 @@ _OFF_AT_0, _OFF_AT_1 = ForeignField((0,)), ForeignField((1,))
 _WITH_ANOTHER = ForeignField(depends=True)
 _EFFORT = ForeignField((), hint="chat_template_kwargs sets the variables of chat templates")
 _DRAFTS = ForeignField(hint="`speculative` limits what is drafted")
+
+_OF_SAMPLERS = dict.fromkeys(
+    [*(name for name, *_ in fields()), *(name for each in parameters() for name in each.synonyms)],
+    ForeignField((), hint="this route draws no tokens"),
+)
+"""The fields of samplers, on routes that do not have them."""
 
 FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     # Samplers.
@@ -116,6 +122,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(("speculative.n_max", "speculative.n_min", "speculative.p_min", "draft_model"), _DRAFTS),
     "keep_alive": ForeignField(hint="the model stays loaded for as long as the server runs"),
     "t_max_predict_ms": ForeignField((0, -1), hint="the header x-request-timeout limits the time"),
+    **_OF_SAMPLERS,
 }
 """By name; fields that are in no table are ignored with a warning."""
 

@@ -3,7 +3,7 @@
 Without a sampler or an order of its own, nothing is sent, and the kernels draw with what they know themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -26,7 +26,7 @@ _IN_KERNELS = ("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_
 
 _ELSEWHERE = frozenset(
     (
-        "tfs", "tfs_z", "top_a", "mirostat", "encoder_repetition_penalty", "no_repeat_ngram", "infill", "adaptive_p",
+        "tfs", "tfs_z", "top_a", "encoder_repetition_penalty", "no_repeat_ngram", "infill", "adaptive_p",
     )
 )  # fmt: skip
 """Names in other engines' lists of what does not exist here: the fields that would switch these on are refused."""
@@ -70,8 +70,11 @@ def check_samplers(
         given["top_p"] = 0.0
     given |= {each.name: _checked(each, getattr(request, each.name)) for each in parameters()}
     used = {name: values for name, kind in samplers().items() if (values := kind.values(given)) is not None}
-    order, warnings = _order(request, [name for name in used if samplers()[name].replaces])
+    keeper = _keeper(used)
+    order, warnings = _order(request, [name for name in used if samplers()[name].replaces], keeper)
     uses = tuple(SamplerUse(name, used[name]) for name in order if name in used)
+    if keeper and (lost := [name for name in used if name not in order]):
+        warnings += (f"{keeper}: no effect beside it: {', '.join(lost)}",)
     in_kernels = [name for name in _IN_KERNELS if any(use.name == name for use in uses)]
     top_p_is_lost = is_best_only and "top_p" in in_kernels and "temperature" not in in_kernels
     if [use.name for use in uses] == in_kernels and not top_p_is_lost:
@@ -121,10 +124,23 @@ def _texts(name: str, value: list[str] | str) -> list[str]:
     raise InvalidParameter(f"{name} must be a list of texts, got {value[:64]!r}", param=name)
 
 
-def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ...]]:
+def _keeper(used: Iterable[str]) -> str:
+    """The sampler in use that keeps something of its rows, and comes last; "" if there is none."""
+    found = [name for name in used if samplers()[name].keeps]
+    if len(found) > 1:
+        raise InvalidParameter(f"{' and '.join(found)} exclude each other", param=found[1])
+    return found[0] if found else ""
+
+
+def _order(request: Any, replacing: list[str], keeper: str) -> tuple[list[str], tuple[str, ...]]:
     """The order of samplers, and warnings. Those that a list in `samplers` does not name are off.
 
-    Those that `sampler_priority` does not name come first. `replacing`: those in use that replace another one.
+    Those that `sampler_priority` does not name come first. What it names behind `keeper` is off.
+
+    Args:
+        request: what was asked for.
+        replacing: those in use that replace another one.
+        keeper: the one in use that comes last; it may allow few others where no `sampler_priority` names them.
     """
     order, warnings = [*samplers()], []
     for field in ("samplers", "sampler_priority"):
@@ -140,11 +156,15 @@ def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ..
             raise InvalidParameter(f"{field} may name at most {MAX_ORDER} samplers", param=field)
         found = [*dict.fromkeys(found)]
         first = ["logit_bias"] if field == "samplers" else [name for name in order if name not in found]
+        if keeper in found:
+            found = found[: found.index(keeper)]
         for name in replacing:
             if name in found:  # it has a place of its own
                 first, found = ([each for each in its if each != samplers()[name].replaces] for its in (first, found))
         order = [*dict.fromkeys((*first, *found))]
         break
+    if keeper and not request.sampler_priority and (beside := samplers()[keeper].beside) is not None:
+        order, replacing = [name for name in samplers() if name in beside], []
     for name in replacing:
         replaced = samplers()[name].replaces
         if replaced in order:
@@ -152,6 +172,8 @@ def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ..
     if request.temperature_last:
         last = [name for name in order if name == "temperature" or name in replacing]
         order = [name for name in order if name not in last] + last
+    if keeper:
+        order = [*(name for name in order if name != keeper), keeper]
     return order, tuple(warnings)
 
 
