@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from penstock.config.parts import brought
 
@@ -32,6 +32,15 @@ class Parameter(NamedTuple):
         kind: Any = list[str] | str if isinstance(self.default, tuple) else type(self.default)
         described: Any = Annotated  # the type is known when the program runs
         return described[kind | None, Meta(description=self.help)]
+
+
+class ProcessorUse(Struct):
+    """A logits processor that a request asks for, and what it is made with."""
+
+    name: str | None = None
+    qualname: str | None = None  # what other engines call the name
+    args: dict[str, Any] | list[Any] | None = None
+    kwargs: dict[str, Any] | None = None  # what other engines call the arguments
 
 
 class Draw(NamedTuple):
@@ -141,5 +150,6 @@ def fields() -> list[tuple[str, Any, None]]:
         ("samplers", texts, None),
         ("sampler_priority", texts, None),
         ("temperature_last", bool | None, None),
+        ("logits_processors", list[str | ProcessorUse] | None, None),
     ]
     return [*orders, *((each.name, each.kind, None) for each in parameters())]

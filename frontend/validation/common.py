@@ -84,6 +84,7 @@ class Rules:
     hides_calls: bool = False  # whether the chat template shows tools, but no past calls
     images: ImageLimits | None = None  # None: the model takes no images
     has_drafts: bool = True  # whether engines guess tokens, as far as they have reported
+    logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ def validate_common(
     if allowed is not None:
         check_drawable(sampling)
     options = _stream_options(request)
-    samplers = check_samplers(request, sampling, is_best_only=is_best_only)
+    samplers = check_samplers(request, sampling, rules.logits_processors, is_best_only=is_best_only)
     return ValidRequest(
         model=model,
         n=n,

@@ -75,7 +75,8 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     GREEDY: ForeignField((True,), hint="temperature says how tokens are drawn"),
     "stop_regex": ForeignField(([], ""), use="stop"),
     "structural_tag": ForeignField(),
-    **dict.fromkeys(("logits_processors", "custom_logit_processor"), ForeignField(([], ""))),
+    "logits_processors": ForeignField(([],)),
+    "custom_logit_processor": ForeignField(("",), use="logits_processors, by the names that the server knows"),
     "custom_params": _WITH_ANOTHER,
     "repeat_last_n": ForeignField((-1,), hint="penalties look at the whole text"),
     "penalize_nl": ForeignField((True,), hint="line breaks are tokens like others"),
@@ -112,7 +113,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "options": ForeignField(({},), use="the fields of this API"),
     "format": ForeignField(("",), use="response_format"),
     "kv_transfer_params": ForeignField(({},)),
-    "vllm_xargs": ForeignField(({},), hint="there are no plug-ins"),
+    "vllm_xargs": ForeignField(({},), hint="logits_processors has the arguments of each"),
     **dict.fromkeys(("lora_path", "adapter_id", "lora"), ForeignField(("", []), use="`model` with the adapter's name")),
     **dict.fromkeys(("id_slot", "slot_id", "n_keep", "n_discard", "num_ctx", "n_ctx"), _LATER),
     **dict.fromkeys(

@@ -56,7 +56,7 @@ class Mirostat(Sampler):
 def _first_version(z: "Tensor", mu: "Tensor") -> "Tensor":
     size = z.shape[0]
     logp, ids = z.double().log_softmax(-1).sort(descending=True, stable=True)
-    falls = logp[: _MOST_LIKELY - 1] - logp[1:_MOST_LIKELY]  # from one rank to the next
+    falls = -logp[:_MOST_LIKELY].diff()  # from one rank to the next
     ranks = z.new_ones(falls.shape[0], dtype=logp.dtype).cumsum(0)
     steps = ((ranks + 1) / ranks).log()
     counts = falls.isfinite()  # not behind the last token that can be drawn

@@ -115,7 +115,7 @@ OFF: list[tuple[str, Any, Any]] = [
     ("modalities", ["text"], ["audio"]),
     ("lora_path", "", "adapter"),
     ("documents", [], [{"text": "x"}]),
-    ("logits_processors", [], ["x"]),
+    ("custom_logit_processor", "", "x"),
     ("n_probs", 0, 5),
     ("kv_transfer_params", {}, {"do_remote_decode": True}),
 ]
