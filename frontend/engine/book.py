@@ -25,7 +25,7 @@ from penstock.frontend.engine.roles import prefill_addresses, serving
 from penstock.frontend.engine.routing import Router
 from penstock.frontend.errors import ApiError, EngineLost, Unavailable
 from penstock.ipc import faults
-from penstock.ipc.codec import deltas_of, pack_int32
+from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
@@ -183,6 +183,8 @@ class LiveRequest:
         self._num_submissions = 0
         self._submitted_at = 0.0  # first submission
         self._outputs = [array("i") for _ in range(request.n)]
+        for known in request.progress:
+            self._outputs[known.sequence_idx].extend(unpack_int32(known.token_ids))
         self._num_prompt_logprobs = 0
         self._sampler_states: dict[int, float | None] = {}
 

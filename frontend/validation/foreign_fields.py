@@ -30,6 +30,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("stop", "stop_sequences", "stopping_strings"),
     ("seed", "random_seed"),
     *((each.name, *each.synonyms) for each in parameters() if each.synonyms),
+    ("beam_width", "num_beams"),
     ("tfs_z", "tfs"),
     ("include_stop_str_in_output", "no_stop_trim"),
 )
@@ -50,11 +51,8 @@ _WITH_ANOTHER = ForeignField(depends=True)
 _EFFORT = ForeignField((), hint="chat_template_kwargs sets the variables of chat templates")
 _DRAFTS = ForeignField(hint="`speculative` limits what is drafted")
 
-_OF_SAMPLERS = dict.fromkeys(
-    [*(name for name, *_ in fields()), *(name for each in parameters() for name in each.synonyms)],
-    ForeignField((), hint="this route draws no tokens"),
-)
-"""The fields of samplers, on routes that do not have them."""
+OF_SAMPLERS = ForeignField((), hint="this route draws no tokens")
+"""What becomes of the fields of samplers on routes that do not have them."""
 
 FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     # Samplers.
@@ -123,7 +121,8 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(("speculative.n_max", "speculative.n_min", "speculative.p_min", "draft_model"), _DRAFTS),
     "keep_alive": ForeignField(hint="the model stays loaded for as long as the server runs"),
     "t_max_predict_ms": ForeignField((0, -1), hint="the header x-request-timeout limits the time"),
-    **_OF_SAMPLERS,
+    **dict.fromkeys((name for name, *_ in fields()), OF_SAMPLERS),
+    **dict.fromkeys((name for each in parameters() for name in each.synonyms), OF_SAMPLERS),
 }
 """By name; fields that are in no table are ignored with a warning."""
 
