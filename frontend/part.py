@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
-from penstock.frontend.errors import InvalidRequest
+from penstock.frontend.errors import InvalidRequest, UnsupportedParameter
 from penstock.frontend.exchange.exchange import Route
 from penstock.ipc.overrides import calls
 
@@ -39,6 +39,13 @@ class FrontendPart:
         """
         raise NotImplementedError
 
+    def searcher(self, beams: Any, engine: Any) -> Any:
+        """What searches for sequences with the engine: a request with `Beams` asks it in place of the engine.
+
+        Both are `TokenSource`s (`frontend/engine/generation.py`).
+        """
+        raise NotImplementedError
+
     async def close(self) -> None:
         """The frontend ends, and all requests have ended."""
 
@@ -54,6 +61,7 @@ class FrontendParts:
         self._all = {type(part): part for part in found if part is not None}
         self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "start")
         self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "serve")
+        self._searcher: list[Callable[[Any, Any], Any]] = calls(FrontendPart, self._all.values(), "searcher")
         self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "close")
 
     def get(self, kind: type[_Part]) -> _Part | None:
@@ -76,6 +84,18 @@ class FrontendParts:
             raise InvalidRequest("no further model can be served beside this one: the part for that is not installed")
         for serve in self._serve:
             await serve(name, path)
+
+    def searcher(self, beams: Any, engine: Any) -> Any:
+        """What searches for sequences with the engine, as in `FrontendPart`.
+
+        Raises:
+            UnsupportedParameter: no part does.
+        """
+        if not self._searcher:
+            raise UnsupportedParameter(
+                "use_beam_search is not supported: the part for it is not installed", param="use_beam_search"
+            )
+        return self._searcher[0](beams, engine)
 
     async def close(self) -> None:
         """Close all parts, the last one first."""

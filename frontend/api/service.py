@@ -393,6 +393,7 @@ class Service:
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
     _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
+    _logits_processors: tuple[str, ...] = field(default=(), init=False)
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
 
@@ -418,6 +419,8 @@ class Service:
         self.responses = ResponseStore(tables, *limits)
         self.conversations = ConversationStore(tables, *limits)
         self.parts = FrontendParts(self)
+        of_parts = self.config.of_parts()
+        self._logits_processors = tuple(name for options in of_parts for name in options.processor_names)
 
     async def start(self) -> None:
         """Get ready to serve; call it once, before requests."""
@@ -522,6 +525,7 @@ class Service:
             hides_calls=self.model.hides_calls,
             images=self.image_limits,
             has_drafts=facts is None or bool(facts.max_drafts),
+            logits_processors=self._logits_processors,
         )
 
     @property

@@ -77,10 +77,11 @@ class Pooling(Struct, frozen=True, array_like=True, gc=False):
 
 
 class SamplerUse(Struct, frozen=True, array_like=True, gc=False):
-    """A sampler beyond those of the kernels, with its numbers (`config/samplers.py`)."""
+    """A sampler beyond those of the kernels, with its numbers (`config/samplers.py`); or a logits processor."""
 
     name: ShortText
     values: Annotated[tuple[float, ...], Meta(max_length=4096)] = ()
+    arguments: Annotated[str, Meta(max_length=65536)] = ""  # a processor's, as a JSON object; empty: a sampler
 
 
 class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
