@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from penstock.config.parts import brought
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.exchange import Route
+from penstock.ipc.messages import EngineReady
 from penstock.ipc.overrides import calls
 
 
@@ -31,6 +32,9 @@ class FrontendPart:
     async def start(self) -> None:
         """The frontend is about to serve."""
 
+    async def engine_ready(self, facts: EngineReady) -> None:
+        """The first engine has become ready."""
+
     async def serve(self, name: str, path: str) -> None:
         """Serve one more model, under this name: the served one with what is at a path.
 
@@ -51,20 +55,27 @@ class FrontendParts:
 
     def __init__(self, service: Any) -> None:
         found = (kind.of(service) for kind in brought("frontend", FrontendPart))
-        self._all = {type(part): part for part in found if part is not None}
-        self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "start")
-        self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "serve")
-        self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "close")
+        self._all = tuple(part for part in found if part is not None)
+        self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "start")
+        self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all, "serve")
+        self._engine_ready: list[Callable[[EngineReady], Awaitable[None]]] = calls(
+            FrontendPart, self._all, "engine_ready"
+        )
+        self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "close")
 
     def get(self, kind: type[_Part]) -> _Part | None:
         """The part of this class, if it is there."""
-        found = self._all.get(kind)
-        return found if isinstance(found, kind) else None
+        return next((part for part in self._all if isinstance(part, kind)), None)
 
     async def start(self) -> None:
         """Start all parts, in their order."""
         for start in self._start:
             await start()
+
+    async def engine_ready(self, facts: EngineReady) -> None:
+        """Tell all parts that the first engine has become ready."""
+        for engine_ready in self._engine_ready:
+            await engine_ready(facts)
 
     async def serve(self, name: str, path: str) -> None:
         """Serve one more model, under this name: the served one with what is at a path.

@@ -24,7 +24,7 @@ from penstock.config import Config
 from penstock.config.api_keys import load_api_keys
 from penstock.frontend import schema
 from penstock.frontend.api.fingerprint import fingerprint_of
-from penstock.frontend.api.prompt_images import PromptImages, prompt_images
+from penstock.frontend.api.image_part import ImagePart
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation
@@ -101,15 +101,16 @@ class PromptReader:
         tokenizer: TextTokenizer,
         *,
         parse_special_tokens: bool = False,
-        images: PromptImages | None = None,
+        images: ImagePart | None = None,
         texts: str = "",
     ) -> None:
         """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options.
 
-        `texts`: the folder of an adapter with texts of its own. Its reader shares the images with the model's.
+        Args:
+            images: puts images into prompts, if the model takes any.
+            texts: the folder of an adapter with texts of its own.
         """
         self._tokenizer = tokenizer
-        self._shares_images = bool(texts)
         self.images = images
         self._children = ChildPool(
             "penstock.frontend.text.child",
@@ -128,8 +129,6 @@ class PromptReader:
     async def close(self) -> None:
         """End the processes."""
         await self._children.close()
-        if self.images is not None and not self._shares_images:
-            await self.images.close()
 
     async def render_and_encode(
         self, conversation: ValidConversation, rules: Rules, record: RequestRecord, *, add_special_tokens: bool = False
@@ -146,29 +145,19 @@ class PromptReader:
         text, seam, warnings = await self._render(conversation, rules, record.tenant)
         record.warnings += warnings
         check_text_size("messages", text, rules)
+
+        async def encode(text: str) -> list[int]:
+            [token_ids] = await self.encode_all(
+                [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
+            )
+            return token_ids
+
         if conversation.images and self.images is not None:
-            return await self._with_images(self.images, conversation, text, seam, record, add_special_tokens)
-        [token_ids] = await self.encode_all(
-            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
-        )
+            return await self.images.prompt(text, conversation.images, encode, record)
+        token_ids = await encode(text)
         if not token_ids:
             raise InvalidRequest("the chat template turns these messages into an empty prompt", param="messages")
         return Prompt(token_ids)
-
-    async def _with_images(
-        self,
-        images: PromptImages,
-        conversation: ValidConversation,
-        text: str,
-        seam: str,
-        record: RequestRecord,
-        add_special_tokens: bool,
-    ) -> Prompt:
-        read, text = await images.read(conversation.images, text, record)
-        [token_ids] = await self.encode_all(
-            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
-        )
-        return await images.placed(token_ids, read)
 
     async def encode_prompts(self, completion: ValidCompletion, client: str) -> list[list[int]]:
         """The token ids of each prompt.
@@ -402,12 +391,13 @@ class Service:
         self.access = Access(load_api_keys(options.api_keys_file))
         self.streams = StreamKeeper(options.max_resumable_bytes, Bounds())
         self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
+        self.parts = FrontendParts(self)
         self.prompts = PromptReader(
             model_path(self.config),
             options.chat_template,
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,
-            images=prompt_images(self.config, self.model.tokenizer),
+            images=self.parts.get(ImagePart),
         )
         tables: Tables
         if self.database is not None:
@@ -417,7 +407,6 @@ class Service:
         limits = (MAX_STORED, options.max_stored_response_bytes)
         self.responses = ResponseStore(tables, *limits)
         self.conversations = ConversationStore(tables, *limits)
-        self.parts = FrontendParts(self)
 
     async def start(self) -> None:
         """Get ready to serve; call it once, before requests."""

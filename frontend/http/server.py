@@ -152,8 +152,8 @@ class Server:
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self.service.engine.ready.wait()
         on_ready()
-        if self.service.image_limits is not None and self.service.prompts.images is not None:
-            await self.service.prompts.images.reader.warm()
+        if (facts := self.service.engine.last_facts) is not None:
+            await self.service.parts.engine_ready(facts)
 
     async def _share_metrics(self) -> None:
         while True:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from penstock.config.groups.frontend import FrontendOptions
 from penstock.frontend.errors import ApiError, Overloaded, UnsupportedParameter
 from penstock.frontend.image_source import ImageLimits, ImageSource, without_blanks
 from penstock.frontend.images.families import Placeholder
@@ -93,10 +92,10 @@ class ImageHold:
 class ImageReader:
     """Reads images for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, model: Path, options: FrontendOptions, limits: ImageLimits) -> None:
-        """`model` is the checkpoint's path."""
+    def __init__(self, model: Path, limits: ImageLimits, *, hosts: tuple[str, ...], max_bytes: int) -> None:
+        """`model`: the checkpoint's path. `hosts`: where images are fetched. `max_bytes`: of all pixel values."""
         self._limits = limits
-        self._max_total = int(options.image_memory_gib * (1 << 30))
+        self._max_total = max_bytes
         self._max_one = self._max_total // _PARTS
         self._children = ChildPool(
             "penstock.frontend.images.child",
@@ -106,7 +105,7 @@ class ImageReader:
             max_answer_bytes=1 << 20,
             max_short=1 << 20,  # any question
         )
-        self.fetcher = ImageFetcher(options.image_hosts, max_bytes=limits.max_bytes, seconds=limits.seconds)
+        self.fetcher = ImageFetcher(hosts, max_bytes=limits.max_bytes, seconds=limits.seconds)
         self._files_here = SharedFiles(self._max_total + _NUM_FILES * limits.max_bytes)
         self._entries: dict[bytes, _Entry] = {}  # by the digest of what was sent; least recently used first
         self._num_bytes = 0  # of all segments

@@ -13,6 +13,7 @@ from PIL import Image
 
 from penstock.ipc.messages import ImageRef
 from penstock.ipc.shared_files import read, shared_folder
+from penstock.parts.images.frontend import Images
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
@@ -37,7 +38,7 @@ def pixels_of(image: ImageRef) -> np.ndarray:
 
 
 def reader_of(live: LiveServer) -> Any:
-    images = live.server.service.prompts.images
+    images = live.server.service.parts.get(Images)
     assert images is not None
     return images.reader
 

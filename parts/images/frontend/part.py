@@ -1,26 +1,27 @@
 """From a conversation's images to its prompt. What this needs is imported only for models that take images."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
-from penstock.config import Config
+from penstock.frontend.api.image_part import ImagePart
+from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.image_source import ImageLimits, ImageSource
 from penstock.frontend.prompt import Prompt
-from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc import shared_files
-from penstock.ipc.messages import ImageRef, PixelRef
+from penstock.ipc.messages import EngineReady, ImageRef, PixelRef
 from penstock.ipc.sockets import MAX_MESSAGE_BYTES
 from penstock.models.finding.registry import open_model
+from penstock.parts.images.options import ImageOptions
 
 if TYPE_CHECKING:
     from penstock.frontend.images.families import ImageFamily
     from penstock.frontend.images.reader import ImageReader, Pixels, ReadImage
 
 
-class PromptImages:
+class Images(ImagePart):
     """Reads images and finds their places in the prompt; lives in a running event loop until `close`."""
 
     def __init__(
@@ -33,22 +34,58 @@ class PromptImages:
         self.limits = limits
         self._is_remote = is_remote
 
+    @classmethod
+    def of(cls, service: Service) -> Self | None:
+        """What puts images into this model's prompts; None if the model takes no images.
+
+        Raises:
+            ConfigError: the model's image processor has settings that make no sense, or do not fit its vision tower.
+        """
+        config = service.config
+        checkpoint, options = open_model(config), config.of(ImageOptions)
+        if not options.max_images or not checkpoint.processor_config:
+            return None
+        from penstock.frontend.images.families import image_family_of
+        from penstock.frontend.images.fit import check_fit
+        from penstock.frontend.images.reader import ImageReader
+        from penstock.models.description.decoder import Decoder
+        from penstock.models.families.registry import parse_model_config
+
+        family = image_family_of(checkpoint)
+        image_token_id = None if family is None else service.model.tokenizer.token_id(family.token)
+        if family is None or image_token_id is None:
+            return None
+        model = parse_model_config(checkpoint.config, config.model.model_impl)
+        if isinstance(model, Decoder) and model.vision is not None:
+            check_fit(checkpoint, family, image_token_id, model.vision)
+        limits = ImageLimits(options.max_images)
+        is_remote = "tcp://" in str(config.ipc.frontend_address)
+        memory = int(options.image_memory_gib * (1 << 30))
+        reader = ImageReader(checkpoint.path, limits, hosts=options.image_hosts, max_bytes=memory)
+        return cls(family, image_token_id, reader, limits, is_remote=is_remote)
+
+    async def engine_ready(self, facts: EngineReady) -> None:
+        if facts.takes_images:
+            await self.reader.warm()
+
     async def close(self) -> None:
         """End the processes that read images, and free their memory."""
         await self.reader.close()
 
-    async def read(
+    async def prompt(
+        self,
+        text: str,
+        sources: Sequence[ImageSource],
+        encode: Callable[[str], Awaitable[list[int]]],
+        record: RequestRecord,
+    ) -> Prompt:
+        read, text = await self._read(sources, text, record)
+        return await self._placed(await encode(text), read)
+
+    async def _read(
         self, sources: Sequence[ImageSource], text: str, record: RequestRecord
     ) -> tuple[list["ReadImage"], str]:
-        """Read a conversation's images; return them, and its text with a placeholder for each.
-
-        The images are held until the record's request has ended.
-
-        Raises:
-            InvalidImage: an image cannot be read or fetched.
-            InvalidRequest: the chat template has no place for an image.
-            Overloaded, Unavailable: images cannot be read now.
-        """
+        """Read a conversation's images; return them, and its text with a placeholder for each."""
         from penstock.frontend.images.prompt import check_marks, with_placeholders
         from penstock.frontend.images.reader import ImageHold
 
@@ -64,12 +101,8 @@ class PromptImages:
         read = await self.reader.read(sources, hold, record.tenant)
         return read, with_placeholders(text, self._family.mark, [image.placeholder for image in read])
 
-    async def placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:
-        """The prompt of a text's tokens, with its images in their places.
-
-        Raises:
-            InvalidRequest: the messages spell out the placeholder token, or the images are too large to send.
-        """
+    async def _placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:
+        """The prompt of a text's tokens, with its images in their places."""
         from penstock.frontend.images.prompt import expanded
 
         placeholders = [image.placeholder for image in read]
@@ -92,31 +125,3 @@ class PromptImages:
             content = await asyncio.to_thread(shared_files.read, pixels.segment, pixels.num_bytes)
             return PixelRef("", pixels.num_bytes, pixels.tensors, bytes(content))
         return PixelRef(pixels.segment, pixels.num_bytes, pixels.tensors)
-
-
-def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | None:
-    """What puts images into this model's prompts; None if the model takes no images.
-
-    Raises:
-        ConfigError: the model's image processor has settings that make no sense, or do not fit its vision tower.
-    """
-    checkpoint, options = open_model(config), config.frontend
-    if not options.max_images or not checkpoint.processor_config:
-        return None
-    from penstock.frontend.images.families import image_family_of
-    from penstock.frontend.images.fit import check_fit
-    from penstock.frontend.images.reader import ImageReader
-    from penstock.models.description.decoder import Decoder
-    from penstock.models.families.registry import parse_model_config
-
-    family = image_family_of(checkpoint)
-    image_token_id = None if family is None else tokenizer.token_id(family.token)
-    if family is None or image_token_id is None:
-        return None
-    model = parse_model_config(checkpoint.config, config.model.model_impl)
-    if isinstance(model, Decoder) and model.vision is not None:
-        check_fit(checkpoint, family, image_token_id, model.vision)
-    limits = ImageLimits(options.max_images)
-    is_remote = "tcp://" in str(config.ipc.frontend_address)
-    reader = ImageReader(checkpoint.path, options, limits)
-    return PromptImages(family, image_token_id, reader, limits, is_remote=is_remote)
