@@ -17,7 +17,7 @@ from penstock.frontend.validation.foreign_fields import FOREIGN_FIELDS, SYNONYMS
 
 PAGE = Path(__file__).parent / "api.md"
 _BEGIN = "<!-- The table of {} is written by docs/api_tables.py: run `make docs` after a change. -->\n"
-_FRONTEND = Path(__file__).parent.parent / "frontend"
+_ROOT = Path(__file__).parent.parent
 _OPTION = re.compile(r"(?<![`\w])(--[a-z][a-z-]*)")
 
 LIMITS: Mapping[str, str] = {
@@ -70,15 +70,15 @@ LIMITS: Mapping[str, str] = {
     "batches.lines.MAX_LINES": "requests in a batch",
     "batches.store.MAX_LIVE": "batches of an API key that are under way",
     "files.handlers.MAX_PAGE": "files in one page of the list",
-    "images.fetch.MAX_ADDRESS": "characters in an image's address",
-    "images.fetch.MAX_REDIRECTS": "redirects to an image",
+    "parts.images.frontend.fetch.MAX_ADDRESS": "characters in an image's address",
+    "parts.images.frontend.fetch.MAX_REDIRECTS": "redirects to an image",
     "http.connections.MAX_HEADER_FIELDS": "header fields of a request",
     "http.connections.MAX_HEADER_BYTES": "bytes of a header field, and of the request line",
     "http.app.MAX_TYPE_LENGTH": "characters in `Content-Type`",
     "http.connections.MAX_CONNECTIONS": "open connections to a frontend, if its limit of open files allows them",
     "storage.responses.MAX_STORED": "stored responses of an API key, and as many conversations",
 }
-"""What the constants of the frontend limit, in the order of the table."""
+"""What constants limit, in the order of the table: those of the frontend, and of parts."""
 
 _INSIDE = frozenset(
     (
@@ -90,15 +90,18 @@ _INSIDE = frozenset(
         "batches.sender.MAX_WAITING",
         "batches.handlers.MAX_PAGE",
         "batches.shapes.MAX_METADATA",
-        "images.reader.MAX_READ_SECONDS",
+        "parts.images.frontend.reader.MAX_READ_SECONDS",
         "http.app.MAX_HELD_BODIES",
         "http.proxies.MAX_HOPS",
     )
 )
 """Constants that limit what the server does, not what a request may hold, or that are others' values again."""
 
-_OF_REQUESTS = ("validation", "embeddings", "responses", "batches", "files", "images", "api", "http")
-_FILES_OF_REQUESTS = ("json_size.py", "targets.py", "grammars/json_schema.py")
+_OF_REQUESTS = (
+    *(f"frontend/{room}" for room in ("validation", "embeddings", "responses", "batches", "files", "api", "http")),
+    "parts/images/frontend",
+)
+_FILES_OF_REQUESTS = ("frontend/json_size.py", "frontend/targets.py", "frontend/grammars/json_schema.py")
 _CONSTANT = re.compile(r"^(MAX_[A-Z_]+)\b.* = ", re.MULTILINE)
 
 
@@ -137,9 +140,9 @@ def errors() -> str:
 
 def _constants() -> Iterator[str]:
     """The limits in the code, by module and name."""
-    paths = [path for room in _OF_REQUESTS for path in sorted((_FRONTEND / room).rglob("*.py"))]
-    for path in [*paths, *(_FRONTEND / name for name in _FILES_OF_REQUESTS)]:
-        module = ".".join(path.relative_to(_FRONTEND).with_suffix("").parts)
+    paths = [path for room in _OF_REQUESTS for path in sorted((_ROOT / room).rglob("*.py"))]
+    for path in [*paths, *(_ROOT / name for name in _FILES_OF_REQUESTS)]:
+        module = ".".join(path.relative_to(_ROOT).with_suffix("").parts).removeprefix("frontend.")
         yield from (f"{module}.{name}" for name in _CONSTANT.findall(path.read_text()))
 
 
@@ -154,7 +157,8 @@ def limits() -> str:
     rows = ["| at most | of |", "| --- | --- |"]
     for name, what in LIMITS.items():
         module, _, constant = name.rpartition(".")
-        rows.append(f"| {getattr(import_module(f'penstock.frontend.{module}'), constant):,.0f} | {what} |")
+        module = module if module.startswith("parts.") else f"frontend.{module}"
+        rows.append(f"| {getattr(import_module(f'penstock.{module}'), constant):,.0f} | {what} |")
     return "\n".join(rows) + "\n"
 
 

@@ -7,6 +7,7 @@
     samplers.py    samplers: read by frontends, run in workers; uses tensors, imports no torch
     worker.py      in the workers: the only file that may import torch
     frontend.py    in the frontends: routes, metrics
+    child.py       in a process that a frontend starts, and may kill
     metrics.py     what `/metrics` shows of it
     checkpoints.py which checkpoints it needs beside the model's
 

@@ -17,8 +17,8 @@ from penstock.models.finding.registry import open_model
 from penstock.parts.images.options import ImageOptions
 
 if TYPE_CHECKING:
-    from penstock.frontend.images.families import ImageFamily
-    from penstock.frontend.images.reader import ImageReader, Pixels, ReadImage
+    from penstock.parts.images.families import ImageFamily
+    from penstock.parts.images.frontend.reader import ImageReader, Pixels, ReadImage
 
 
 class Images(ImagePart):
@@ -45,11 +45,11 @@ class Images(ImagePart):
         checkpoint, options = open_model(config), config.of(ImageOptions)
         if not options.max_images or not checkpoint.processor_config:
             return None
-        from penstock.frontend.images.families import image_family_of
-        from penstock.frontend.images.fit import check_fit
-        from penstock.frontend.images.reader import ImageReader
         from penstock.models.description.decoder import Decoder
         from penstock.models.families.registry import parse_model_config
+        from penstock.parts.images.families import image_family_of
+        from penstock.parts.images.frontend.fit import check_fit
+        from penstock.parts.images.frontend.reader import ImageReader
 
         family = image_family_of(checkpoint)
         image_token_id = None if family is None else service.model.tokenizer.token_id(family.token)
@@ -86,8 +86,8 @@ class Images(ImagePart):
         self, sources: Sequence[ImageSource], text: str, record: RequestRecord
     ) -> tuple[list["ReadImage"], str]:
         """Read a conversation's images; return them, and its text with a placeholder for each."""
-        from penstock.frontend.images.prompt import check_marks, with_placeholders
-        from penstock.frontend.images.reader import ImageHold
+        from penstock.parts.images.frontend.prompt import check_marks, with_placeholders
+        from penstock.parts.images.frontend.reader import ImageHold
 
         check_marks(text, self._family.mark, len(sources))
         hold, before = ImageHold(), record.on_end
@@ -103,7 +103,7 @@ class Images(ImagePart):
 
     async def _placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:
         """The prompt of a text's tokens, with its images in their places."""
-        from penstock.frontend.images.prompt import expanded
+        from penstock.parts.images.frontend.prompt import expanded
 
         placeholders = [image.placeholder for image in read]
         longer, spans = expanded(token_ids, self._image_token_id, placeholders)

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 from penstock.frontend.image_source import ImageLimits
-from penstock.frontend.images.fetch import is_public
-from penstock.parts.images.frontend import Images
+from penstock.parts.images.frontend.fetch import is_public
+from penstock.parts.images.frontend.part import Images
 from penstock.parts.images.options import ImageOptions
-from tests.frontend.images.image_models import MODELS, encoded, noise
 from tests.frontend.live_server import LiveServer, live_server
+from tests.parts.images.image_models import MODELS, encoded, noise
 
 RACCOON = "upload.wikimedia.org"
 

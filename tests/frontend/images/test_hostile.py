@@ -11,12 +11,12 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from penstock.frontend.images.fetch import is_public
-from penstock.parts.images.frontend import Images
+from penstock.parts.images.frontend.fetch import is_public
+from penstock.parts.images.frontend.part import Images
 from tests.frontend.http_client import chat, chat_text, events, post
 from tests.frontend.images.conftest import ImageHost
-from tests.frontend.images.image_models import data_url, encoded, noise
 from tests.frontend.live_server import LiveServer
+from tests.parts.images.image_models import data_url, encoded, noise
 
 GOES_ON = "This is told from beginning to end. " * 20
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -13,13 +13,13 @@ from PIL import Image
 
 from penstock.ipc.messages import ImageRef
 from penstock.ipc.shared_files import read, shared_folder
-from penstock.parts.images.frontend import Images
+from penstock.parts.images.frontend.part import Images
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
-from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.responses.test_open_responses import ask
+from tests.parts.images.image_models import MODELS, data_url, encoded, noise
 
 PICTURE = encoded(noise(120, 80))
 URL = data_url(PICTURE)

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from penstock.config import ConfigError
-from penstock.frontend.images.decode import ImageRefusedError
-from penstock.frontend.images.families import ImageFamily, Placeholder
+from penstock.parts.images.child.decode import ImageRefusedError
+from penstock.parts.images.families import ImageFamily, Placeholder
 
 _MODULES = {
     "CLIPImageProcessor": "clip",

@@ -19,13 +19,13 @@ import structlog
 
 from penstock.frontend.errors import ApiError, Overloaded, UnsupportedParameter
 from penstock.frontend.image_source import ImageLimits, ImageSource, without_blanks
-from penstock.frontend.images.families import Placeholder
-from penstock.frontend.images.fetch import FetchRefusedError, ImageFetcher
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
 from penstock.frontend.text.fair_slots import FairSlots
 from penstock.ipc import shared_files
 from penstock.ipc.messages import PixelTensor
 from penstock.ipc.shared_files import NoRoomError, SharedFiles
+from penstock.parts.images.families import Placeholder
+from penstock.parts.images.frontend.fetch import FetchRefusedError, ImageFetcher
 
 log = structlog.get_logger()
 
@@ -98,7 +98,7 @@ class ImageReader:
         self._max_total = max_bytes
         self._max_one = self._max_total // _PARTS
         self._children = ChildPool(
-            "penstock.frontend.images.child",
+            "penstock.parts.images.child.read",
             (str(model), str(max(self._max_one, limits.max_bytes))),
             max_processes=_NUM_PROCESSES,
             max_queued=_NUM_FILES,

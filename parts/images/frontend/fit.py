@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from penstock.config import ConfigError
-from penstock.frontend.images.families import ImageFamily
-from penstock.frontend.images.processor_files import ProcessorFiles
 from penstock.models.files.source import Checkpoint
 from penstock.models.vision.grid import GridVision
 from penstock.models.vision.kinds import Vision
 from penstock.models.vision.patches import PatchVision
 from penstock.models.vision.tiles import TilePool, TileSquares, TileVision
 from penstock.models.vision.views import TilesThenWhole, WholeThenTiles
+from penstock.parts.images.families import ImageFamily
+from penstock.parts.images.processor_files import ProcessorFiles
 
 _PROCESSOR_FILE = "processor_config.json"
 _WITHOUT_CROPS = ("Gemma3ImageProcessor", "SiglipImageProcessor")

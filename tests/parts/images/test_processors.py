@@ -10,12 +10,12 @@ import pytest
 import torch  # noqa: F401 (before transformers' processors: in this process others need it)
 
 from penstock.config import ConfigError
-from penstock.frontend.images.families import image_family_of
-from penstock.frontend.images.processor import ImageProcessor
-from penstock.frontend.images.prompt import expanded, with_placeholders
 from penstock.models.files.folder import HuggingFaceFolder
 from penstock.models.finding.registry import open_checkpoint
-from tests.frontend.images.image_models import MODELS, noise
+from penstock.parts.images.child.processor import ImageProcessor
+from penstock.parts.images.families import image_family_of
+from penstock.parts.images.frontend.prompt import expanded, with_placeholders
+from tests.parts.images.image_models import MODELS, noise
 
 _TEXTS = ("Look: {0}", "{0}{1}\n\n", "a\n{0}\n{1}\n{2} and what is it?", "{0}{0}")
 

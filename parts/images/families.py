@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.frontend.images.processor_files import ProcessorFiles
 from penstock.models.files.source import Checkpoint
 from penstock.models.vision.views import WholeThenTiles
+from penstock.parts.images.processor_files import ProcessorFiles
 
 Outputs = Mapping[str, np.ndarray]
 """The outputs of an image processor for one image, by name."""

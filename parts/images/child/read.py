@@ -1,4 +1,4 @@
-"""The process that reads images: `python -m penstock.frontend.images.child MODEL MAX_FILE_BYTES PARENT`.
+"""The process that reads images: `python -m penstock.parts.images.child.read MODEL MAX_FILE_BYTES PARENT`.
 
 Images come from clients, and decoders are written in C: reading an image may crash, take for ever, or need more memory
 than there is. Hence this process, whose memory and time are limited (see `child_pool.py`).
@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
     try:
         try:
-            from penstock.frontend.images.decode import ImageRefusedError, decode
-            from penstock.frontend.images.families import image_family_of
-            from penstock.frontend.images.processor import ImageProcessor
+            from penstock.parts.images.child.decode import ImageRefusedError, decode
+            from penstock.parts.images.child.processor import ImageProcessor
+            from penstock.parts.images.families import image_family_of
         except ModuleNotFoundError as missing:
             raise ConfigError(
                 f"images need the Python package {missing.name}: pip install 'penstock-llm[images]'"

@@ -9,15 +9,15 @@ import torch  # noqa: F401 (before transformers' processors: in this process oth
 from tokenizers import Tokenizer
 
 from penstock.config import ConfigError
-from penstock.frontend.images.decode import ImageRefusedError
-from penstock.frontend.images.families import ImageFamily, image_family_of
-from penstock.frontend.images.fit import check_fit
-from penstock.frontend.images.processor import ImageProcessor
 from penstock.models.description.decoder import Decoder
 from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.vision.kinds import Vision
-from tests.frontend.images.image_models import MODELS, ImageModel, noise
+from penstock.parts.images.child.decode import ImageRefusedError
+from penstock.parts.images.child.processor import ImageProcessor
+from penstock.parts.images.families import ImageFamily, image_family_of
+from penstock.parts.images.frontend.fit import check_fit
+from tests.parts.images.image_models import MODELS, ImageModel, noise
 
 _SIZES = ((120, 80), (56, 56), (90, 200), (300, 310))
 

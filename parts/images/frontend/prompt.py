@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.frontend.errors import InvalidRequest
-from penstock.frontend.images.families import Placeholder
+from penstock.parts.images.families import Placeholder
 
 
 class Span(NamedTuple):
