@@ -19,6 +19,7 @@ from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.responses.test_open_responses import ask
+from tests.parts.distribution import hidden
 from tests.parts.images.image_models import MODELS, data_url, encoded, noise
 
 PICTURE = encoded(noise(120, 80))
@@ -254,6 +255,18 @@ def test_without_pillow_the_answer_says_what_to_install(
         assert refused.status == 400, refused.text
         assert "images need the Python package PIL: pip install 'penstock-llm[images]'" in refused.text
         assert chat(live, {"type": "text", "text": "Hello"}).status == 200
+
+
+def test_without_the_part_images_are_refused(tmp_path: Path, sockets: Path) -> None:
+    with (
+        hidden("images"),
+        live_server(MODELS["qwen2-vl"].write(tmp_path / "model"), sockets, takes_images=True) as live,
+    ):
+        refused = chat(live, PART)
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+        assert "accepts only parts of type 'text'" in refused.text
+        assert chat(live, {"type": "text", "text": "Hello"}).status == 200
+        assert get(live, "/v1/models").json()["data"][0]["input_modalities"] == ["text"]
 
 
 def test_the_model_is_said_to_take_images(vision: LiveServer, live: LiveServer) -> None:
