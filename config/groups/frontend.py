@@ -77,13 +77,6 @@ class FrontendOptions(Options, frozen=True):
         Meta(description="File with a chat template to use instead of the checkpoint's."),
         Shown("PATH", "chat template to use instead of the model's"),
     ] = ""
-    open_objects: Annotated[
-        bool,
-        Meta(
-            description="Let objects have properties that their JSON schema does not list, as the standard says "
-            "(docs/structured-output.md). By default they have no others, unless the schema speaks of them."
-        ),
-    ] = False
     parse_special_tokens: Annotated[
         bool,
         Meta(

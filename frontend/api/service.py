@@ -24,6 +24,7 @@ from penstock.config import Config
 from penstock.config.api_keys import load_api_keys
 from penstock.frontend import schema
 from penstock.frontend.api.fingerprint import fingerprint_of
+from penstock.frontend.api.grammar_part import GrammarPart
 from penstock.frontend.api.image_part import ImagePart
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
@@ -42,7 +43,6 @@ from penstock.frontend.exchange.exchange import Observer
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.exchange.tenants import user_of
-from penstock.frontend.grammars.reader import GrammarReader
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.part import FrontendParts
 from penstock.frontend.prompt import Prompt
@@ -373,7 +373,7 @@ class Service:
     database: Database | None = field(init=False)  # that of --data-dir
     streams: StreamKeeper = field(init=False)
     siblings: Siblings | None = field(default=None, init=False)  # other frontends of the launch
-    grammars: GrammarReader = field(init=False)
+    grammars: GrammarPart = field(init=False)
     prompts: PromptReader = field(init=False)
     parts: FrontendParts = field(init=False)
     generations: Generations = field(default_factory=Generations)
@@ -390,8 +390,8 @@ class Service:
         self.database = Database(options.data_dir) if options.data_dir else None
         self.access = Access(load_api_keys(options.api_keys_file))
         self.streams = StreamKeeper(options.max_resumable_bytes, Bounds())
-        self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
         self.parts = FrontendParts(self)
+        self.grammars = self.parts.get(GrammarPart) or GrammarPart()
         self.prompts = PromptReader(
             model_path(self.config),
             options.chat_template,
@@ -558,7 +558,6 @@ class Service:
         self.streams.close()
         await self.parts.close()
         await self.engine.close()
-        await self.grammars.close()
         await self.prompts.close()
         if self._own_file is not None:
             self._own_file.close()

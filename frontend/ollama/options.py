@@ -9,14 +9,13 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
-from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.ollama.schema import OllamaRequest
 from penstock.frontend.schema import SamplingRequest
 from penstock.frontend.validation.chat import thinking_switch
 from penstock.frontend.validation.common import Rules, ValidRequest
 from penstock.frontend.validation.foreign_fields import as_whole, take_foreign_fields
-from penstock.frontend.validation.grammar import check_ending, schema_source
+from penstock.frontend.validation.grammar import GrammarSource, check_ending, schema_source
 
 LATEST = ":latest"
 THINKING_LEVELS = ("low", "medium", "high", "max")

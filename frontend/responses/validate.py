@@ -4,14 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
-from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.responses.items import as_messages, known_items
 from penstock.frontend.responses.tool_items import Item
 from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, validate_conversation, with_fields
 from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, validate_common
-from penstock.frontend.validation.grammar import check_ending, schema_source
+from penstock.frontend.validation.grammar import GrammarSource, check_ending, schema_source
 from penstock.frontend.validation.tools import ToolChoice, validate_tools
 
 MAX_METADATA = 16
@@ -127,8 +126,6 @@ def validate_response(
         if error.param is not None and error.param.startswith("messages"):
             error.param = "input"
         raise
-    if tools is not None:
-        warnings += tools.warnings
     if conversation.images:
         images = tuple(replace(image, field="input") for image in conversation.images)
         conversation = replace(conversation, images=images)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.frontend.errors import ApiError, InvalidRequest, Unavailable
-from penstock.frontend.grammars.reader import MAX_SECONDS, GrammarReader
 from penstock.frontend.validation.grammar import schema_source
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.frontend.reader import MAX_SECONDS, GrammarReader
 from tests.frontend.grammars.heavy_schemas import heavy_schemas
 
 

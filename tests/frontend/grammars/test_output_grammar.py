@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.parser import ToolCallParser
 from penstock.frontend.parsing.calls.values import kinds_of
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools, parse_message
@@ -20,9 +18,12 @@ from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseForm
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
-from penstock.frontend.validation.custom_tools import CustomTools
+from penstock.frontend.validation.custom_tools import as_function
+from penstock.frontend.validation.grammar import GrammarSource
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.frontend.custom_patterns import patterns_of
+from penstock.parts.grammars.frontend.output_grammar import bound
 from tests.faults.soak import sized
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import collected
@@ -82,7 +83,7 @@ class Model:
 
     def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:
         """Whether the model may write this text, and end with it."""
-        source = output_grammar_of(common or request(), output_format, self.tokenizer)
+        source = bound(common or request(), output_format, self.tokenizer).grammar
         assert source is not None
         known = self._matchers.get(source.text)
         if known is None:
@@ -261,12 +262,12 @@ def test_harmony_reasons_before_what_is_asked(models: Models) -> None:
 def test_tools_that_are_not_strict_bring_no_grammar(models: Models) -> None:
     model = models.of("hermes")
     common = request()
-    assert output_grammar_of(common, form_of("hermes", strict=False), model.tokenizer) is None
-    assert output_grammar_of(common, OutputFormat(), model.tokenizer) is None
+    assert bound(common, form_of("hermes", strict=False), model.tokenizer).grammar is None
+    assert bound(common, OutputFormat(), model.tokenizer).grammar is None
     forced = form_of("generic", forced=True, strict=False)
-    assert output_grammar_of(common, forced, model.tokenizer) is not None
+    assert bound(common, forced, model.tokenizer).grammar is not None
     with_form = form_request()
-    assert output_grammar_of(with_form, OutputFormat(), model.tokenizer) is with_form.grammar
+    assert bound(with_form, OutputFormat(), model.tokenizer).grammar is with_form.grammar
 
 
 def forced_calls_of(name: str, *parameters: dict[str, Any]) -> OutputFormat:
@@ -279,7 +280,7 @@ def forced_calls_of(name: str, *parameters: dict[str, Any]) -> OutputFormat:
 
 
 def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
-    source = output_grammar_of(request(), forced_calls_of(name, *parameters), models.of(name).tokenizer)
+    source = bound(request(), forced_calls_of(name, *parameters), models.of(name).tokenizer).grammar
     assert source is not None
     return "; ".join(source.warnings)
 
@@ -451,7 +452,7 @@ def test_a_large_definition_of_many_arguments_is_read_once(models: Models, name:
         parts = Counted([value] * 50)
         properties = {f"x{i}": {"$ref": "#/$defs/Large"} for i in range(50)}
         schema = {"type": "object", "properties": properties, "$defs": {"Large": {keyword: parts}}}
-        source = output_grammar_of(request(), forced_calls_of(name, schema), models.of(name).tokenizer)
+        source = bound(request(), forced_calls_of(name, schema), models.of(name).tokenizer).grammar
         assert source is not None
         assert parts.num_reads < 5, keyword
         assert source.text.count("word") < 300
@@ -490,14 +491,13 @@ GOOD_INPUT, BAD_INPUT = '+a "b"\\n\n-<c> & d', "+a\n?b"
 def test_inputs_of_custom_tools(models: Models, name: str) -> None:
     """They are held to their grammar where the format has a rule for it, and come back as texts."""
     model = models.of(name)
-    customs = CustomTools()
     grammar = {"type": "grammar", "syntax": "lark", "definition": LINES}
-    tool = customs.as_function("tools[0].custom", {"name": "f", "format": grammar})
-    assert not customs.warnings
+    tool, wanted = as_function("tools[0].custom", {"name": "f", "format": grammar})
+    assert patterns_of({"f": wanted})[1] == []
     forced = models.kind != "text"
-    tools = ValidTools([tool], frozenset({"f"}), True, TOOL_FORMATS[name], forced, inputs=customs.inputs)
+    tools = ValidTools([tool], frozenset({"f"}), True, TOOL_FORMATS[name], forced, inputs={"f": wanted})
     output_format = replace(form_of(name), tools=tools)
-    source = output_grammar_of(request(), output_format, model.tokenizer)
+    source = bound(request(), output_format, model.tokenizer).grammar
     assert source is not None
     told = any("pattern" in warning for warning in source.warnings)
     assert told == (name in NOT_HELD or (name == "kimi_k3" and models.kind == "text"))

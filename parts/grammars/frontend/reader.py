@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import Literal
+from typing import Self
 
 import structlog
 
+from penstock.frontend.api.grammar_part import Grammar, GrammarPart
+from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, Overloaded, UnsupportedParameter
+from penstock.frontend.parsing.parser import OutputFormat
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.validation.common import ValidRequest
+from penstock.frontend.validation.grammar import GrammarSource
+from penstock.models.finding.registry import model_path
+from penstock.parts.grammars.frontend.output_grammar import bound
+from penstock.parts.grammars.options import GrammarOptions
 
 log = structlog.get_logger()
-
-GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SECONDS = 2.0
 """Time limit for parsing one grammar. A typical one takes a few milliseconds."""
@@ -34,28 +41,6 @@ GIVEN_UP_SECONDS = 60.0
 
 _MAX_PROCESSES = 3
 _MAX_ANSWER_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSource:
-    """A grammar as the client wrote it, small enough to be parsed."""
-
-    kind: GrammarKind
-    text: str
-    field: str  # of the request; named in errors
-    is_strict: bool = False  # refuse the grammar if anything in it cannot be enforced
-    schema: str = ""  # JSON: finished texts are checked against it if it cannot be fully enforced
-    warnings: tuple[str, ...] = ()  # for the client
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """A grammar that can be used. The default accepts any text."""
-
-    text: str = ""  # as the worker reads it
-    num_bytes: int = 0  # of memory that the prepared grammar takes
-    checked_schema: str = ""  # JSON: finished texts are checked against it; empty: no check
-    warnings: tuple[str, ...] = ()  # for the client: what it accepts although it should not
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +65,7 @@ class _Reading:
         self.num_readers = 0
 
 
-class GrammarReader:
+class GrammarReader(GrammarPart):
     """Parses and caches grammars for one model; lives in a running event loop until `close`."""
 
     def __init__(self, model: Path, max_seconds: float = MAX_SECONDS, *, open_objects: bool = False) -> None:
@@ -104,19 +89,21 @@ class GrammarReader:
             max_answer_bytes=_MAX_ANSWER_BYTES,
         )
 
+    @classmethod
+    def of(cls, service: Service) -> Self:
+        """The reader for the served model."""
+        config = service.config
+        return cls(model_path(config), open_objects=config.of(GrammarOptions).open_objects)
+
     @property
     def process_ids(self) -> list[int]:
         """The idle processes."""
         return self._children.process_ids
 
-    async def read(self, source: GrammarSource, client: str = "") -> Grammar:
-        """Return the grammar as the worker reads it. The time is charged to `client`.
+    def bound(self, common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer) -> ValidRequest:
+        return bound(common, output_format, tokenizer)
 
-        Raises:
-            UnsupportedParameter: if the grammar is not supported, or this model supports none.
-            InvalidParameter: if the grammar takes too much time or memory.
-            Overloaded: if too many requests are waiting.
-        """
+    async def read(self, source: GrammarSource, client: str = "") -> Grammar:
         key = blake2b(f"{source.kind} {source.text}".encode(), digest_size=32).digest()
         outcome = self._cache.get(key)
         if outcome is None or outcome.until < monotonic():
@@ -141,7 +128,6 @@ class GrammarReader:
         return Grammar(outcome.text, outcome.num_bytes, checked_schema, tuple(warnings))
 
     async def mismatch(self, schema: str, text: str, client: str = "") -> str:
-        """Return what is wrong with a finished text, in one sentence; empty if it matches the schema."""
         try:
             [wrong] = await self._children.ask(["check", schema, text], self._max_seconds, client)
         except Overloaded:

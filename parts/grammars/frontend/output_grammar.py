@@ -7,37 +7,47 @@
 reasoning before it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, sequence
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import ReasoningFormat
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
 from penstock.frontend.validation.custom_tools import enforced_parameters
-from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
+from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES, GrammarSource
+from penstock.parts.grammars.frontend.custom_patterns import patterns_of
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def output_grammar_of(
-    common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer
-) -> GrammarSource | None:
-    """Return the grammar of a request's output, if its form is constrained, calls are forced, or tools are strict.
+def bound(common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer) -> ValidRequest:
+    """The request with the grammar of its output, if its form is constrained, calls are forced, or tools are strict.
 
     Raises:
         InvalidParameter: if the grammar would never let the output end.
     """
+    tools = output_format.tools
+    patterns, warnings = ({}, []) if tools is None else patterns_of(tools.inputs)
+    grammar = _grammar(common, output_format, patterns, tokenizer)
+    return replace(common, grammar=grammar, warnings=(*common.warnings, *warnings))
+
+
+def _grammar(
+    common: ValidRequest, output_format: OutputFormat, patterns: Mapping[str, str], tokenizer: TextTokenizer
+) -> GrammarSource | None:
+    """The grammar of the output; `patterns`: of the inputs of custom tools, as far as they can be enforced."""
     tools, form = output_format.tools, common.grammar
     if tools is not None and tools.is_forced:
         form = None  # only calls are allowed now
-    if form is None and (tools is None or not (tools.is_forced or tools.has_strict)):
+    has_patterns = any(patterns.values())
+    if form is None and (tools is None or not (tools.is_forced or tools.has_strict or has_patterns)):
         return None
     field, what = form.field if form is not None else "", "a form"
     if tools is not None and (tools.is_forced or form is None):
@@ -48,14 +58,13 @@ def output_grammar_of(
         return form  # the form is the only constraint
     rules = Rules(tokenizer)
     try:
-        functions, warnings = _functions(tools)
+        functions, warnings = _functions(tools, patterns)
         start = _start(rules, output_format, functions, has_form=form is not None)
         text = msgspec.json.encode(
             [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text], rules.texts]
         ).decode()
         if rules.not_enforced:
-            is_grammar = tools is not None and any(tools.inputs.values())
-            words = {"pattern": "pattern, as which grammars of custom tools are written"} if is_grammar else {}
+            words = {"pattern": "pattern, as which grammars of custom tools are written"} if has_patterns else {}
             keywords = ", ".join(words.get(keyword, keyword[:32]) for keyword in list(rules.not_enforced)[:16])
             warnings.append(f"tools: this model's format for calls cannot enforce {keywords}")
     except RecursionError:
@@ -66,7 +75,7 @@ def output_grammar_of(
     return source
 
 
-def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
+def _functions(tools: ValidTools | None, patterns: Mapping[str, str]) -> tuple[list[Function], list[str]]:
     """Return the tools that may be called, and warnings: schemas that are too large are not enforced."""
     functions: list[Function] = []
     warnings: list[str] = []
@@ -74,7 +83,7 @@ def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
     for function in tools.functions if tools is not None else ():
         assert tools is not None
         arguments = _ANY_ARGUMENTS
-        pattern = tools.inputs.get(function["name"])
+        pattern = patterns.get(function["name"])
         if pattern is not None:
             arguments = enforced_parameters(pattern)
         elif tools.is_forced or function.get("strict"):
