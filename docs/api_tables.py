@@ -34,7 +34,7 @@ LIMITS: Mapping[str, str] = {
     "validation.chat.MAX_TEMPLATE_VARIABLES": "entries of `chat_template_kwargs`",
     "validation.tools.MAX_TOOLS": "tools",
     "validation.tools.MAX_NAME_CHARACTERS": "characters in a tool's name",
-    "validation.custom_tools.MAX_LARK": "characters in a request's Lark grammars of custom tools, if they are enforced",
+    "parts.grammars.frontend.custom_patterns.MAX_LARK": "characters in the Lark grammars of custom tools, if enforced",
     "validation.common.MAX_STOP_STRINGS": "stop strings",
     "validation.common.MAX_STOP_CHARACTERS": "characters in all stop strings together",
     "validation.common.MAX_STOP_TOKEN_IDS": "`stop_token_ids`",
@@ -53,10 +53,10 @@ LIMITS: Mapping[str, str] = {
     "targets.MAX_MS": "milliseconds in `slo_ttft_ms` and `slo_tpot_ms`",
     "validation.grammar.MAX_GRAMMAR_BYTES": "bytes of a JSON schema, pattern or grammar; of all strict tools' schemas",
     "validation.grammar.MAX_CHOICES": "choices of structured output",
-    "grammars.json_schema.MAX_DEPTH": "levels of a JSON schema",
-    "grammars.json_schema.MAX_VALUES": "values of a JSON schema",
-    "grammars.json_schema.MAX_PATTERN_CHARACTERS": "characters in a pattern",
-    "grammars.json_schema.MAX_PATTERN_REPEATS": "repetitions in a pattern",
+    "parts.grammars.child.json_schema.MAX_DEPTH": "levels of a JSON schema",
+    "parts.grammars.child.json_schema.MAX_VALUES": "values of a JSON schema",
+    "parts.grammars.limits.MAX_PATTERN_CHARACTERS": "characters in a pattern",
+    "parts.grammars.child.json_schema.MAX_PATTERN_REPEATS": "repetitions in a pattern",
     "api.infill.MAX_EXTRAS": "texts in `input_extra`",
     "embeddings.validate.MAX_INPUTS": "texts in one request for embeddings",
     "responses.items.MAX_ITEMS": "items in a response's input",
@@ -101,7 +101,10 @@ _OF_REQUESTS = (
     *(f"frontend/{room}" for room in ("validation", "embeddings", "responses", "batches", "files", "api", "http")),
     "parts/images/frontend",
 )
-_FILES_OF_REQUESTS = ("frontend/json_size.py", "frontend/targets.py", "frontend/grammars/json_schema.py")
+_FILES_OF_REQUESTS = (
+    *("frontend/json_size.py", "frontend/targets.py"),
+    *("parts/grammars/frontend/custom_patterns.py", "parts/grammars/limits.py", "parts/grammars/child/json_schema.py"),
+)
 _CONSTANT = re.compile(r"^(MAX_[A-Z_]+)\b.* = ", re.MULTILINE)
 
 

@@ -37,7 +37,7 @@ PART_MAY_IMPORT = {
 FLOORS = {
     "core": ("kv", "sequences", "steps", "scheduling", "engine", "launch"),
     "frontend": (
-        "ground", "storage", "exchange", "part", "streams", "text", "parsing", "engine", "grammars",
+        "ground", "storage", "exchange", "part", "streams", "text", "parsing", "engine",
         "validation", "api", "embeddings", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
     ),
     "gpu_worker": ("devices", "parallel", "state", "formats", "models", "part", "steps", "startup", "ground"),

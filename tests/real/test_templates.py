@@ -17,7 +17,6 @@ import pytest
 
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import ApiError
-from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.parsing.detection import output_format
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.schema import ChatRequest
@@ -28,6 +27,7 @@ from penstock.frontend.validation.chat import validate_chat
 from penstock.frontend.validation.common import ValidRequest, validate_common
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.read import read_grammar
 from penstock.parts.grammars.frontend.output_grammar import bound
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import assert_same_at_every_cut

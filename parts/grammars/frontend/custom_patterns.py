@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from penstock.frontend.grammars.lark_pattern import NoPatternError, pattern_of
 from penstock.frontend.parsing.custom_input import SYNTAXES, InputGrammar
 from penstock.frontend.patterns import anchored
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
+from penstock.parts.grammars.frontend.lark_pattern import NoPatternError, pattern_of
 
 MAX_LARK = 8192
 """Characters that the Lark grammars of a request may have together, if they are to be enforced: they are rewritten on

@@ -82,7 +82,7 @@ class GrammarReader(GrammarPart):
         self._cached_bytes = 0
         self._readings: dict[bytes, _Reading] = {}
         self._children = ChildPool(
-            "penstock.frontend.grammars.child",
+            "penstock.parts.grammars.child.read",
             (str(model), *(["open-objects"] if open_objects else [])),
             max_processes=_MAX_PROCESSES,
             max_queued=MAX_QUEUED,

@@ -1,6 +1,6 @@
 """The checkpoint's image processor: transformers' own code over Pillow and numpy, without torch.
 
-Only the process of `child.py` loads this. transformers' processors have a variant that needs neither torch nor
+Only the process of `read.py` loads this. transformers' processors have a variant that needs neither torch nor
 torchvision. It is used even if they are installed, so that results do not depend on what is installed.
 """
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.json_check import mismatch
+from penstock.parts.grammars.child.json_check import mismatch
+from penstock.parts.grammars.child.read import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
-from tests.frontend.grammars.schema_suite import Judge
+from tests.parts.grammars.schema_suite import Judge
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}

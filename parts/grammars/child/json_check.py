@@ -1,6 +1,6 @@
 """Checks a finished text against a JSON schema: for what a grammar cannot enforce during generation.
 
-Runs in the process that parses grammars (`child.py`), because a client's schema and patterns may make it slow.
+Runs in the process that parses grammars (`read.py`), because a client's schema and patterns may make it slow.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.grammars.json_schema import GrammarError, Schema
+from penstock.parts.grammars.child.json_schema import GrammarError, Schema
 
 _MAX_MESSAGE = 300
 _MAX_EXPONENT = 400

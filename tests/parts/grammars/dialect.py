@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.json_check import mismatch
-from penstock.frontend.grammars.json_schema import GrammarError
 from penstock.models.grammar_tokens import make_matcher
+from penstock.parts.grammars.child.json_check import mismatch
+from penstock.parts.grammars.child.json_schema import GrammarError
+from penstock.parts.grammars.child.read import read_grammar
 
 Schema = dict[str, Any]
 

@@ -5,7 +5,7 @@ letters until its tokens are used up. Its dates may also be the 29th of any Febr
 themselves (`ipv4`, `ipv6`, `uuid`) are left to it.
 """
 
-from penstock.frontend.grammars.json_schema import Schema
+from penstock.parts.grammars.child.json_schema import Schema
 
 _LEAP_YEAR = "(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from time import process_time
 from typing import Any
 
-from penstock.frontend.grammars.json_schema import Note, Schema, subschemas_of, target_of
+from penstock.parts.grammars.child.json_schema import Note, Schema, subschemas_of, target_of
 
 MAX_SECONDS = 1.0
 """CPU time for finding what is at fault; after that the schema's type is all that is left of it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
 
-from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of, target_of, types_of
+from penstock.parts.grammars.child.json_schema import Note, Schema, schemas_of, target_of, types_of
 
 _LISTS = ("allOf", "anyOf", "oneOf")
 _SINGLE = ("if", "then", "else", "not")

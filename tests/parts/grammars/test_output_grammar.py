@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.parsing.calls.parser import ToolCallParser
 from penstock.frontend.parsing.calls.values import kinds_of
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools, parse_message
@@ -22,6 +21,7 @@ from penstock.frontend.validation.custom_tools import as_function
 from penstock.frontend.validation.grammar import GrammarSource
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.read import read_grammar
 from penstock.parts.grammars.frontend.custom_patterns import patterns_of
 from penstock.parts.grammars.frontend.output_grammar import bound
 from tests.faults.soak import sized

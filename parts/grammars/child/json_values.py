@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.grammars.json_numbers import (
+from penstock.frontend.json_types import type_of
+from penstock.parts.grammars.child.json_numbers import (
     FRACTION_DIGITS,
     MAX_INTEGER,
     MAX_NUMBER,
@@ -15,9 +16,8 @@ from penstock.frontend.grammars.json_numbers import (
     exact,
     fits,
 )
-from penstock.frontend.grammars.json_parts import SAYS_NOTHING, has_combined, resolved
-from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of, types_of
-from penstock.frontend.json_types import type_of
+from penstock.parts.grammars.child.json_parts import SAYS_NOTHING, has_combined, resolved
+from penstock.parts.grammars.child.json_schema import Note, Schema, schemas_of, types_of
 
 MAX_ARRAYS = 2000
 """Arrays of different values are listed if there are at most so many: all those of six values, in each order."""

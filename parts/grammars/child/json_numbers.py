@@ -13,8 +13,8 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from penstock.frontend.grammars.json_schema import Note, Schema, types_of
 from penstock.frontend.json_types import type_of
+from penstock.parts.grammars.child.json_schema import Note, Schema, types_of
 
 MAX_INTEGER = 9_223_372_036_854_774_784
 """The largest float below 2**63: of 19 digits."""

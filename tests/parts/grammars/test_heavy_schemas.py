@@ -12,7 +12,7 @@ from penstock.frontend.validation.grammar import schema_source
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.parts.grammars.frontend.reader import MAX_SECONDS, GrammarReader
-from tests.frontend.grammars.heavy_schemas import heavy_schemas
+from tests.parts.grammars.heavy_schemas import heavy_schemas
 
 
 async def _answer(reader: GrammarReader, schema: object) -> str | ApiError:

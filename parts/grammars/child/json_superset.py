@@ -10,11 +10,11 @@ listed values are those that fit (`json_values.py`). What the library still cann
 import re
 from collections.abc import Iterable
 
-from penstock.frontend.grammars.json_numbers import bound_numbers
-from penstock.frontend.grammars.json_parts import close_objects, combined
-from penstock.frontend.grammars.json_schema import Note, Schema, schemas_of
-from penstock.frontend.grammars.json_texts import bound_texts
-from penstock.frontend.grammars.json_values import LISTED_ITEMS, list_unique_arrays, settle_values
+from penstock.parts.grammars.child.json_numbers import bound_numbers
+from penstock.parts.grammars.child.json_parts import close_objects, combined
+from penstock.parts.grammars.child.json_schema import Note, Schema, schemas_of
+from penstock.parts.grammars.child.json_texts import bound_texts
+from penstock.parts.grammars.child.json_values import LISTED_ITEMS, list_unique_arrays, settle_values
 
 MAX_PATTERN_PROPERTIES = 64
 """Limit for patterns of properties: all pairs of them are compared."""

@@ -1,4 +1,4 @@
-"""The process that parses grammars: `python -m penstock.frontend.grammars.child MODEL [open-objects] PARENT`.
+"""The process that parses grammars: `python -m penstock.parts.grammars.child.read MODEL [open-objects] PARENT`.
 
 A grammar is code written by a client: parsing it may take for ever, exhaust memory or crash. Hence this separate
 process (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not enforced],
@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from penstock.config import ConfigError
-from penstock.frontend.grammars.json_check import check_is_schema, mismatch
-from penstock.frontend.grammars.json_parts import settle_patterns
-from penstock.frontend.grammars.json_repair import repair
-from penstock.frontend.grammars.json_schema import (
+from penstock.frontend.patterns import within_json
+from penstock.frontend.text.child_pool import answer, limit_resources
+from penstock.ipc import process
+from penstock.models.finding.registry import open_checkpoint
+from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.json_check import check_is_schema, mismatch
+from penstock.parts.grammars.child.json_parts import settle_patterns
+from penstock.parts.grammars.child.json_repair import repair
+from penstock.parts.grammars.child.json_schema import (
     GrammarError,
     Schema,
     check_pattern,
@@ -29,13 +34,8 @@ from penstock.frontend.grammars.json_schema import (
     check_schema,
     schemas_of,
 )
-from penstock.frontend.grammars.json_superset import notes_of, superset_of
-from penstock.frontend.grammars.json_values import bound_anything
-from penstock.frontend.patterns import within_json
-from penstock.frontend.text.child_pool import answer, limit_resources
-from penstock.ipc import process
-from penstock.models.finding.registry import open_checkpoint
-from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.json_superset import notes_of, superset_of
+from penstock.parts.grammars.child.json_values import bound_anything
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.lark_pattern import NoPatternError, pattern_of
 from penstock.frontend.patterns import anchored, unanchored
 from penstock.frontend.validation.custom_tools import enforced_parameters
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.read import read_grammar
+from penstock.parts.grammars.frontend.lark_pattern import NoPatternError, pattern_of
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch

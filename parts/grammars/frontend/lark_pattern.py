@@ -7,7 +7,7 @@ enforce a regular expression within such a string, but no rules; so rules are pu
 import re
 from collections.abc import Iterator
 
-from penstock.frontend.grammars.json_schema import MAX_PATTERN_CHARACTERS
+from penstock.parts.grammars.limits import MAX_PATTERN_CHARACTERS
 
 _MAX_WRITTEN = 1 << 20
 """Characters that may be written for it altogether: rules that name each other grow with every level."""

@@ -1,6 +1,6 @@
 """Checks of a JSON schema before the grammar library sees it: its size, references, patterns, and termination.
 
-Runs in the process that parses grammars (`child.py`), because a client's schema may make any of these checks slow.
+Runs in the process that parses grammars (`read.py`), because a client's schema may make any of these checks slow.
 """
 
 import re
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+from penstock.parts.grammars.limits import MAX_PATTERN_CHARACTERS
+
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
-MAX_PATTERN_CHARACTERS = 4096
 MAX_PATTERN_REPEATS = 10_000
 """Limit for the characters of a pattern with its counted repetitions written out: `(ab){10}` has 20."""
 

@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from tests.frontend.grammars.dialect import SCHEMAS, Schema, Writer
-from tests.frontend.grammars.small_tokenizers import EOS, byte_level, pieces
+from tests.parts.grammars.dialect import SCHEMAS, Schema, Writer
+from tests.parts.grammars.small_tokenizers import EOS, byte_level, pieces
 
 
 @pytest.fixture(scope="module", params=[byte_level, pieces], ids=["byte_level", "pieces"])

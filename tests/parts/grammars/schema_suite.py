@@ -1,6 +1,6 @@
 """The JSON Schema Test Suite's cases, held against the grammars and the check at the end.
 
-    PENSTOCK_SCHEMA_SUITE=FOLDER python -m tests.frontend.grammars.schema_suite
+    PENSTOCK_SCHEMA_SUITE=FOLDER python -m tests.parts.grammars.schema_suite
 
 prints the table of docs/structured-output.md.
 
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from penstock.frontend.grammars.child import read_grammar
-from penstock.frontend.grammars.json_check import mismatch
-from penstock.frontend.grammars.json_schema import GrammarError
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.json_check import mismatch
+from penstock.parts.grammars.child.json_schema import GrammarError
+from penstock.parts.grammars.child.read import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
 
 if TYPE_CHECKING:
