@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
 from penstock.frontend.errors import InvalidRequest
-from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.exchange import Dialect, Route
 from penstock.ipc.messages import EngineReady
 from penstock.ipc.overrides import calls
 
@@ -23,6 +23,9 @@ class FrontendPart:
 
     routes: ClassVar[tuple[Route, ...]] = ()
     """Its routes. Their handlers find the part's object by `service.parts.get`."""
+
+    dialect: ClassVar[Dialect | None] = None
+    """What requests with a header get at paths of others, and where there is nothing."""
 
     @classmethod
     def of(cls, service: Any) -> Self | None:
@@ -97,3 +100,8 @@ class FrontendParts:
 def routes_of_parts() -> tuple[Route, ...]:
     """The routes of all parts that there are."""
     return tuple(route for kind in brought("frontend", FrontendPart) for route in kind.routes)
+
+
+def dialects_of_parts() -> tuple[Dialect, ...]:
+    """The dialects of all parts that there are."""
+    return tuple(kind.dialect for kind in brought("frontend", FrontendPart) if kind.dialect is not None)

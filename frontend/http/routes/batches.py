@@ -29,6 +29,7 @@ ROUTES = (
     Route(
         "POST", "/v1/batches", batches.create_batch, "Answer the requests of a file within a day",
         shapes.Batch, shapes.BatchRequest, (*READS_BODY, 503, 507),
+        required=("input_file_id", "endpoint", "completion_window"),
     ),
     Route(
         "GET", "/v1/batches", batches.list_batches, "The batches", shapes.BatchList, errors=_LOOKS_UP,

@@ -9,7 +9,7 @@ from penstock.frontend.responses.compaction import compact
 ROUTES = (
     Route(
         "POST", "/v1/responses", create.create_response, "Answer items, and keep the response",
-        shapes.Response, shapes.ResponsesRequest, (*GENERATES, 507), streams=True,
+        shapes.Response, shapes.ResponsesRequest, (*GENERATES, 507), streams=True, required=("input",),
     ),
     Route(
         "GET", "/v1/responses/{id}", stored.retrieve_response, "A stored response",

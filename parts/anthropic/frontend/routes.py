@@ -1,12 +1,11 @@
 """The Messages API, as Anthropic's clients and the agents that use them expect it."""
 
-from dataclasses import replace
 from functools import partial
 
 from penstock.frontend.anthropic import messages, models
 from penstock.frontend.anthropic import schema as shapes
 from penstock.frontend.anthropic.errors import ANTHROPIC
-from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.exchange import Dialect, Route
 from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
 
 VERSION = "anthropic-version"
@@ -21,19 +20,21 @@ ROUTES = (
     _Route(
         "POST", "/v1/messages", messages.create_message, "Answer a conversation, in the Messages API",
         shapes.MessageAnswer, shapes.MessagesRequest, (*GENERATES, _OVERLOADED), streams=True,
+        required=("messages", "max_tokens"),
     ),
     _Route(
         "POST", "/v1/messages/count_tokens", messages.count_tokens, "Count the tokens of a message's prompt",
-        shapes.MessageTokensCount, shapes.CountTokensRequest, (*READS_BODY, _OVERLOADED),
+        shapes.MessageTokensCount, shapes.CountTokensRequest, (*READS_BODY, _OVERLOADED), required=("messages",),
     ),
 )  # fmt: skip
 
-MODELS = _Route("GET", "/v1/models", models.list_models, errors=(400, 500))
-MODEL = _Route("GET", "/v1/models/{id}", models.show_model, errors=LOOKS_UP)
-"""Answers requests with `anthropic-version` in place of OpenAI's routes with the same paths."""
-
-
-def for_anthropic(route: Route) -> Route:
-    """The route, with errors in Anthropic's shape for Anthropic's clients."""
-    theirs = replace(route, error_shape=ANTHROPIC, id_headers=_ID_HEADERS)
-    return replace(route, for_header=((VERSION, theirs),))
+DIALECT = Dialect(
+    VERSION,
+    ANTHROPIC,
+    _ID_HEADERS,
+    (
+        _Route("GET", "/v1/models", models.list_models, errors=(400, 500)),
+        _Route("GET", "/v1/models/{id}", models.show_model, errors=LOOKS_UP),
+    ),
+)
+"""Requests with `anthropic-version` get these, in place of OpenAI's routes with the same paths."""
