@@ -99,7 +99,10 @@ def _of_all(route: Route, services: Sequence[Service]) -> Route:
         return Reply(prometheus_client.generate_latest(registry), content_type=metrics.CONTENT_TYPE)
 
     async def list_infos(service: Service, record: RequestRecord, body: bytes) -> Reply:
-        from penstock.frontend.anthropic.models import model_infos, page  # the part is there, as it has this route
+        from penstock.parts.anthropic.frontend.models import (  # the part is there, as it has this route
+            model_infos,
+            page,
+        )
 
         return page([info for each in services for info in model_infos(each)], record.query)
 

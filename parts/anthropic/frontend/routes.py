@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from penstock.frontend.anthropic import messages, models
-from penstock.frontend.anthropic import schema as shapes
-from penstock.frontend.anthropic.errors import ANTHROPIC
 from penstock.frontend.exchange.exchange import Dialect, Route
 from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
+from penstock.parts.anthropic.frontend import messages, models
+from penstock.parts.anthropic.frontend import schema as shapes
+from penstock.parts.anthropic.frontend.errors import ANTHROPIC
 
 VERSION = "anthropic-version"
 """The header that Anthropic's clients send with every request."""

@@ -4,7 +4,7 @@ from functools import partial
 
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES, READS_BODY
-from penstock.frontend.ollama import embedding, generating, models, schema
+from penstock.parts.ollama.frontend import embedding, generating, models, schema
 
 _get = partial(Route, "GET", error_shape=schema.SHAPE, errors=(500,))
 _takes = partial(Route, error_shape=schema.SHAPE, errors=READS_BODY, takes_any_type=True)

@@ -6,7 +6,7 @@ A call whose result has a text is shown to the model like a call of the client's
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.frontend.anthropic.schema import Block
+from penstock.parts.anthropic.frontend.schema import Block
 
 CALLS = ("server_tool_use", "mcp_tool_use")
 

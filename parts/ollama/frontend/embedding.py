@@ -10,9 +10,10 @@ from penstock.frontend.embeddings.embeddings import Vectors, floats, read_embedd
 from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.embeddings.validate import ValidEmbedding
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.ollama.answers import figures
-from penstock.frontend.ollama.options import context_length, read_options, served_name, serving
-from penstock.frontend.ollama.schema import (
+from penstock.frontend.validation.common import Rules
+from penstock.parts.ollama.frontend.answers import figures
+from penstock.parts.ollama.frontend.options import context_length, read_options, served_name, serving
+from penstock.parts.ollama.frontend.schema import (
     EMBED,
     EMBEDDINGS,
     ModelRequest,
@@ -20,7 +21,6 @@ from penstock.frontend.ollama.schema import (
     OllamaEmbeddingsAnswer,
     OllamaFigures,
 )
-from penstock.frontend.validation.common import Rules
 
 
 async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply:

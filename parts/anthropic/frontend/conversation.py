@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.frontend.anthropic import server_tools
-from penstock.frontend.anthropic.schema import Block, CountTokensRequest
-from penstock.frontend.anthropic.signature import hidden_thinking
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.parts.anthropic.frontend import server_tools
+from penstock.parts.anthropic.frontend.schema import Block, CountTokensRequest
+from penstock.parts.anthropic.frontend.signature import hidden_thinking
 
 _ATTRIBUTION = "x-anthropic-billing-header"
 """Start of a system block that names the agent. It differs in each request, so the prefix cache would never hit."""

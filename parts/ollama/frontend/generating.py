@@ -13,7 +13,13 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.ollama.answers import (
+from penstock.frontend.parsing.parser import PLAIN, OutputFormat
+from penstock.frontend.schema import ChatRequest, CompletionRequest
+from penstock.frontend.validation.chat import ValidChat, validate_chat
+from penstock.frontend.validation.common import Rules
+from penstock.frontend.validation.completion import ValidCompletion, validate_completion
+from penstock.frontend.validation.tokens import check_token_ids
+from penstock.parts.ollama.frontend.answers import (
     CHAT_DIALECT,
     GENERATE_DIALECT,
     HEADERS,
@@ -23,8 +29,8 @@ from penstock.frontend.ollama.answers import (
     loaded,
     whole,
 )
-from penstock.frontend.ollama.messages import chat_messages
-from penstock.frontend.ollama.options import (
+from penstock.parts.ollama.frontend.messages import chat_messages
+from penstock.parts.ollama.frontend.options import (
     image_parts,
     read_options,
     refuse_template,
@@ -34,19 +40,13 @@ from penstock.frontend.ollama.options import (
     thinking_variables,
     with_options,
 )
-from penstock.frontend.ollama.schema import (
+from penstock.parts.ollama.frontend.schema import (
     CHAT,
     GENERATE,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
 )
-from penstock.frontend.parsing.parser import PLAIN, OutputFormat
-from penstock.frontend.schema import ChatRequest, CompletionRequest
-from penstock.frontend.validation.chat import ValidChat, validate_chat
-from penstock.frontend.validation.common import Rules
-from penstock.frontend.validation.completion import ValidCompletion, validate_completion
-from penstock.frontend.validation.tokens import check_token_ids
 
 _ZERO = re.compile(r"0+(\.0+)?(ns|us|ms|s|m|h)?")
 """How clients write a time of nothing, as which they ask for the model to be unloaded."""

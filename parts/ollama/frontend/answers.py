@@ -13,7 +13,16 @@ from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import ShownToken
 from penstock.frontend.errors import ApiError
-from penstock.frontend.ollama.schema import (
+from penstock.frontend.parsing.parser import (
+    PLAIN,
+    MessageParser,
+    OutputFormat,
+    ParsedCall,
+    ReasoningCounter,
+    parse_message,
+)
+from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
+from penstock.parts.ollama.frontend.schema import (
     OllamaAnswer,
     OllamaCalledFunction,
     OllamaChatAnswer,
@@ -25,15 +34,6 @@ from penstock.frontend.ollama.schema import (
     OllamaTopLogprob,
     error_line,
 )
-from penstock.frontend.parsing.parser import (
-    PLAIN,
-    MessageParser,
-    OutputFormat,
-    ParsedCall,
-    ReasoningCounter,
-    parse_message,
-)
-from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 
 _encode = msgspec.json.encode
 

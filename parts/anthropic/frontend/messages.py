@@ -2,14 +2,14 @@
 
 import msgspec
 
-from penstock.frontend.anthropic.message_writer import MessageWriter
-from penstock.frontend.anthropic.schema import COUNT_TOKENS, MESSAGES, MessageTokensCount
-from penstock.frontend.anthropic.validate import validate_messages, validate_prompt
 from penstock.frontend.api.body import read
 from penstock.frontend.api.chat import submit_chat
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.parts.anthropic.frontend.message_writer import MessageWriter
+from penstock.parts.anthropic.frontend.schema import COUNT_TOKENS, MESSAGES, MessageTokensCount
+from penstock.parts.anthropic.frontend.validate import validate_messages, validate_prompt
 
 
 async def create_message(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:

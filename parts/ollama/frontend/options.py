@@ -10,12 +10,12 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.image_source import ImageLimits
-from penstock.frontend.ollama.schema import OllamaRequest
 from penstock.frontend.schema import SamplingRequest
 from penstock.frontend.validation.chat import thinking_switch
 from penstock.frontend.validation.common import Rules, ValidRequest
 from penstock.frontend.validation.foreign_fields import as_whole, take_foreign_fields
 from penstock.frontend.validation.grammar import GrammarSource, check_ending, schema_source
+from penstock.parts.ollama.frontend.schema import OllamaRequest
 
 LATEST = ":latest"
 THINKING_LEVELS = ("low", "medium", "high", "max")

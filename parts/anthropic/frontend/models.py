@@ -6,7 +6,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from penstock.frontend.anthropic.schema import (
+from penstock.frontend.api.operations import asked_model
+from penstock.frontend.api.service import Service
+from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.parts.anthropic.frontend.schema import (
     EffortSupport,
     ModelCapabilities,
     ModelInfo,
@@ -16,10 +20,6 @@ from penstock.frontend.anthropic.schema import (
     ThinkingSupport,
     ThinkingTypes,
 )
-from penstock.frontend.api.operations import asked_model
-from penstock.frontend.api.service import Service
-from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.exchange.replies import Reply, RequestRecord
 
 MAX_LISTED, DEFAULT_LISTED = 1000, 20
 

@@ -20,11 +20,11 @@ from penstock.frontend.api.body import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ModelNotFound, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.ollama import schema
-from penstock.frontend.ollama.answers import HEADERS
-from penstock.frontend.ollama.options import served_name, shown_name
 from penstock.ipc.version import VERSION
 from penstock.models.finding.registry import open_model
+from penstock.parts.ollama.frontend import schema
+from penstock.parts.ollama.frontend.answers import HEADERS
+from penstock.parts.ollama.frontend.options import served_name, shown_name
 
 API_VERSION = "0.13.5"
 """The version of Ollama whose API this is: clients require a minimum version."""

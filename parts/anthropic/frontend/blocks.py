@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.anthropic.schema import AnswerBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from penstock.frontend.anthropic.signature import signature_of
 from penstock.frontend.parsing.calls.format import ID_PREFIX
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
+from penstock.parts.anthropic.frontend.schema import AnswerBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from penstock.parts.anthropic.frontend.signature import signature_of
 
 Event = dict[str, Any]
 """An event with its type."""

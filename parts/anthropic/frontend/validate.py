@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.frontend import schema
-from penstock.frontend.anthropic.conversation import Conversation, conversation_of
-from penstock.frontend.anthropic.schema import CountTokensRequest, MessagesRequest, OutputFormatConfig, ThinkingConfig
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.text.chat_template import ChatTemplate
@@ -14,6 +12,13 @@ from penstock.frontend.validation.chat import ValidChat, thinking_switch, valida
 from penstock.frontend.validation.common import Rules, refuse_unsupported
 from penstock.frontend.validation.tokens import shown
 from penstock.frontend.validation.tools import check_function
+from penstock.parts.anthropic.frontend.conversation import Conversation, conversation_of
+from penstock.parts.anthropic.frontend.schema import (
+    CountTokensRequest,
+    MessagesRequest,
+    OutputFormatConfig,
+    ThinkingConfig,
+)
 
 _THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
 """Types of `thinking` -> whether the model should think."""

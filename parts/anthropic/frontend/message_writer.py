@@ -13,15 +13,15 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
-from penstock.frontend.anthropic.blocks import BlockBuilder, Event
-from penstock.frontend.anthropic.errors import error_body
-from penstock.frontend.anthropic.schema import MessageAnswer, MessageTokensDetails, MessageUsage, TextBlock
 from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
 from penstock.frontend.parsing.parser import MessageParser, OutputFormat, ReasoningCounter
 from penstock.frontend.parsing.parts import Part
+from penstock.parts.anthropic.frontend.blocks import BlockBuilder, Event
+from penstock.parts.anthropic.frontend.errors import error_body
+from penstock.parts.anthropic.frontend.schema import MessageAnswer, MessageTokensDetails, MessageUsage, TextBlock
 
 _PING: Event = {"type": "ping"}
 

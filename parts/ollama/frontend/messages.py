@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.image_source import ImageLimits
-from penstock.frontend.ollama.options import image_parts
 from penstock.frontend.validation.chat import MAX_MESSAGES
+from penstock.parts.ollama.frontend.options import image_parts
 
 Message = dict[str, Any]
 
