@@ -46,6 +46,9 @@ class FrontendPart:
         """
         raise NotImplementedError
 
+    async def stop(self) -> None:
+        """The frontend is about to end: begin nothing more, while requests in progress go on."""
+
     async def close(self) -> None:
         """The frontend ends, and all requests have ended."""
 
@@ -64,6 +67,7 @@ class FrontendParts:
         self._engine_ready: list[Callable[[EngineReady], Awaitable[None]]] = calls(
             FrontendPart, self._all, "engine_ready"
         )
+        self._stop: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "stop")
         self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "close")
 
     def get(self, kind: type[_Part]) -> _Part | None:
@@ -90,6 +94,11 @@ class FrontendParts:
             raise InvalidRequest("no further model can be served beside this one: the part for that is not installed")
         for serve in self._serve:
             await serve(name, path)
+
+    async def stop(self) -> None:
+        """Stop all parts, the last one first."""
+        for stop in reversed(self._stop):
+            await stop()
 
     async def close(self) -> None:
         """Close all parts, the last one first."""

@@ -19,6 +19,6 @@ parts: the laboratory, and the replay of recordings.
 NAMES = (
     "grammars", "host", "disk", "images", "handover", "pooling", "encoders", "experts", "drafts", "background",
     "policies", "batching", "routing", "recording", "watching", "open_inference", "scores", "adapters",
-    "samplers", "anthropic", "ollama",
+    "samplers", "anthropic", "ollama", "batches",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

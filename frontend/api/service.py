@@ -39,7 +39,7 @@ from penstock.frontend.errors import (
     TemplateFailed,
 )
 from penstock.frontend.exchange.access import Access
-from penstock.frontend.exchange.exchange import Observer
+from penstock.frontend.exchange.exchange import Observer, Route
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.exchange.tenants import user_of
@@ -378,6 +378,7 @@ class Service:
     parts: FrontendParts = field(init=False)
     generations: Generations = field(default_factory=Generations)
     observers: tuple[Observer, ...] = ()  # called for requests that have ended
+    routes: tuple[Route, ...] = ()  # all that are served; empty: none are, and handlers are called directly
     variants: dict[str, Variant] = field(default_factory=dict, init=False)  # by name; a part adds and removes them
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read

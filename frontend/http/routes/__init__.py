@@ -11,7 +11,6 @@ from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.http.openapi import document
 from penstock.frontend.http.routes import (
-    batches,
     conversations,
     embeddings,
     openai,
@@ -47,7 +46,6 @@ ROUTES: tuple[Route, ...] = tuple(
             *responses.ROUTES,
             *conversations.ROUTES,
             *streams.ROUTES,
-            *batches.ROUTES,
             *operations.ROUTES,
             *web.ROUTES,
             *routes_of_parts(),

@@ -16,6 +16,7 @@ from openai.types import Batch
 from penstock.config.api_keys import digest
 from penstock.frontend.batches import course, lines, runner, sender
 from penstock.ipc.messages import AddRequest, ErrorCode
+from penstock.parts.batches.frontend import Batches
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server
@@ -226,10 +227,16 @@ def let_expire(server: LiveServer) -> None:
     asyncio.run_coroutine_threadsafe(database.write(lambda file: file.execute(sql)), server.loop).result(10)
 
 
+def runner_of(live: LiveServer) -> runner.BatchRunner:
+    part = live.server.service.parts.get(Batches)
+    assert part is not None
+    assert part.runner is not None
+    return part.runner
+
+
 def begin_again(server: LiveServer) -> None:
     """Begin all batches again, as after a restart."""
-    running = server.server._batches
-    assert running is not None
+    running = runner_of(server)
     asyncio.run_coroutine_threadsafe(running._stop_all(), server.loop).result(10)
 
 
@@ -459,8 +466,7 @@ def test_a_batch_has_the_rights_of_its_key_and_leaves_it_room(
         file.write_text(keys("bob"))
         live.do(live.server.reload)
         live.says("Hello")
-        running = live.server._batches
-        assert running is not None
+        running = runner_of(live)
         asyncio.run_coroutine_threadsafe(running._stop_all(), live.loop).result(10)
         database = live.server.service.database
         assert database is not None
