@@ -67,9 +67,9 @@ LIMITS: Mapping[str, str] = {
     "responses.validate.MAX_METADATA_KEY": "characters in a key of `metadata`",
     "responses.validate.MAX_METADATA_VALUE": "characters in a value of `metadata`",
     "responses.validate.MAX_IDENTIFIER": "characters in `safety_identifier` and `prompt_cache_key`",
-    "batches.lines.MAX_LINES": "requests in a batch",
-    "batches.store.MAX_LIVE": "batches of an API key that are under way",
-    "files.handlers.MAX_PAGE": "files in one page of the list",
+    "parts.batches.frontend.lines.MAX_LINES": "requests in a batch",
+    "parts.batches.frontend.store.MAX_LIVE": "batches of an API key that are under way",
+    "parts.batches.frontend.files.handlers.MAX_PAGE": "files in one page of the list",
     "parts.images.frontend.fetch.MAX_ADDRESS": "characters in an image's address",
     "parts.images.frontend.fetch.MAX_REDIRECTS": "redirects to an image",
     "http.connections.MAX_HEADER_FIELDS": "header fields of a request",
@@ -85,11 +85,11 @@ _INSIDE = frozenset(
         "api.service.MAX_RENDER_SECONDS",
         "api.service.MAX_ENCODE_SECONDS",
         "api.service.MAX_QUICK",
-        "batches.lines.MAX_ERRORS",
-        "batches.runner.MAX_OPEN",
-        "batches.sender.MAX_WAITING",
-        "batches.handlers.MAX_PAGE",
-        "batches.shapes.MAX_METADATA",
+        "parts.batches.frontend.lines.MAX_ERRORS",
+        "parts.batches.frontend.runner.MAX_OPEN",
+        "parts.batches.frontend.sender.MAX_WAITING",
+        "parts.batches.frontend.handlers.MAX_PAGE",
+        "parts.batches.frontend.shapes.MAX_METADATA",
         "parts.images.frontend.reader.MAX_READ_SECONDS",
         "http.app.MAX_HELD_BODIES",
         "http.proxies.MAX_HOPS",
@@ -98,8 +98,8 @@ _INSIDE = frozenset(
 """Constants that limit what the server does, not what a request may hold, or that are others' values again."""
 
 _OF_REQUESTS = (
-    *(f"frontend/{room}" for room in ("validation", "embeddings", "responses", "batches", "files", "api", "http")),
-    "parts/images/frontend",
+    *(f"frontend/{room}" for room in ("validation", "embeddings", "responses", "api", "http")),
+    *("parts/images/frontend", "parts/batches/frontend"),
 )
 _FILES_OF_REQUESTS = (
     *("frontend/json_size.py", "frontend/targets.py"),

@@ -13,7 +13,7 @@
 
 A part has only the files that it needs, and a file may be a folder of that name. The processes work without this
 folder: `penstock.config.parts` finds what is here by the names below. Only what looks at them from outside imports
-parts: the laboratory, and the replay of recordings.
+parts: the laboratory, the replay of recordings, and `penstock run-batch`.
 """
 
 NAMES = (

@@ -25,11 +25,11 @@ from penstock.config.flags import config_from
 from penstock.config.foreign_flags import without_foreign_flags
 from penstock.config.parser import Parser
 from penstock.frontend.api.text_model import load_text_model
-from penstock.frontend.batches.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
-from penstock.frontend.batches.sender import Sender, has_room
-from penstock.frontend.batches.shapes import ENDPOINTS
 from penstock.frontend.http.routes import ROUTES
 from penstock.ipc import process
+from penstock.parts.batches.frontend.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
+from penstock.parts.batches.frontend.sender import Sender, has_room
+from penstock.parts.batches.frontend.shapes import ENDPOINTS
 
 GROUPS = ("model", "scheduler", "worker", "parallel", "log")
 MAX_LINE_BYTES = 64 << 20

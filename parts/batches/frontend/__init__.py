@@ -3,9 +3,9 @@
 from typing import Self
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.runner import BatchRunner
 from penstock.frontend.part import FrontendPart
 from penstock.parts.batches.frontend.routes import ROUTES
+from penstock.parts.batches.frontend.runner import BatchRunner
 
 
 class Batches(FrontendPart):

@@ -1,12 +1,12 @@
 """Files and batches, as OpenAI's clients expect them."""
 
-from penstock.frontend.batches import handlers as batches
-from penstock.frontend.batches import shapes
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import FORM
 from penstock.frontend.exchange.statuses import READS_BODY
-from penstock.frontend.files import handlers as files
-from penstock.frontend.files.shapes import DeletedFile, FileList, FileObject, FileUpload
+from penstock.parts.batches.frontend import handlers as batches
+from penstock.parts.batches.frontend import shapes
+from penstock.parts.batches.frontend.files import handlers as files
+from penstock.parts.batches.frontend.files.shapes import DeletedFile, FileList, FileObject, FileUpload
 
 _LOOKS_UP = (400, 404, 500, 503, 507)
 _CHANGES = (*_LOOKS_UP[:2], 409, *_LOOKS_UP[2:])

@@ -14,9 +14,8 @@ import pytest
 from openai.types import Batch
 
 from penstock.config.api_keys import digest
-from penstock.frontend.batches import course, lines, runner, sender
 from penstock.ipc.messages import AddRequest, ErrorCode
-from penstock.parts.batches.frontend import Batches
+from penstock.parts.batches.frontend import Batches, course, lines, runner, sender
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server

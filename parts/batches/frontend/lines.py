@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.frontend.batches.shapes import BatchError, Line
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.parts.batches.frontend.shapes import BatchError, Line
 
 MAX_LINES = 50_000
 MAX_ERRORS = 50

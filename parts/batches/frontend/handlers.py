@@ -8,7 +8,11 @@ import msgspec
 
 from penstock.frontend.api.body import read
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.shapes import (
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.parts.batches.frontend.files.handlers import checked_lifetime, files_of, page_size
+from penstock.parts.batches.frontend.files.store import FileNotFound, database_of
+from penstock.parts.batches.frontend.shapes import (
     ENDPOINTS,
     MAX_METADATA,
     MAX_METADATA_KEY,
@@ -18,11 +22,7 @@ from penstock.frontend.batches.shapes import (
     BatchList,
     BatchRequest,
 )
-from penstock.frontend.batches.store import BatchStore
-from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.files.handlers import checked_lifetime, files_of, page_size
-from penstock.frontend.files.store import FileNotFound, database_of
+from penstock.parts.batches.frontend.store import BatchStore
 
 MAX_PAGE, _PAGE = 100, 20
 _request = msgspec.json.Decoder(BatchRequest)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from penstock.frontend.batches.shapes import Batch, RequestCounts, Status
 from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.storage.database import Database
+from penstock.parts.batches.frontend.shapes import Batch, RequestCounts, Status
 
 MAX_LIVE = 100
 """Limit for the unfinished batches of one owner."""

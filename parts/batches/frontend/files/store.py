@@ -21,8 +21,8 @@ from msgspec import UNSET
 
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import BodyTooLarge, InvalidParameter, InvalidRequest
-from penstock.frontend.files.shapes import FileObject
 from penstock.frontend.storage.database import Database, StorageFull, is_disk_full
+from penstock.parts.batches.frontend.files.shapes import FileObject
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.answers import not_run
-from penstock.frontend.batches.lines import NumberedLine, check_lines, valid_lines
-from penstock.frontend.batches.shapes import BatchError, BatchErrors, Status
-from penstock.frontend.batches.store import BatchStore, LiveBatch
-from penstock.frontend.files.store import FileStore, NewFile, whole
 from penstock.frontend.storage.database import StorageBusy, StorageFull
+from penstock.parts.batches.frontend.answers import not_run
+from penstock.parts.batches.frontend.files.store import FileStore, NewFile, whole
+from penstock.parts.batches.frontend.lines import NumberedLine, check_lines, valid_lines
+from penstock.parts.batches.frontend.shapes import BatchError, BatchErrors, Status
+from penstock.parts.batches.frontend.store import BatchStore, LiveBatch
 
 log = structlog.get_logger()
 

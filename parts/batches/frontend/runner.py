@@ -23,16 +23,16 @@ from typing import Any
 import structlog
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.course import Course
-from penstock.frontend.batches.handlers import batches_of
-from penstock.frontend.batches.lines import NumberedLine
-from penstock.frontend.batches.metrics import BatchMetrics
-from penstock.frontend.batches.sender import Sender, has_room
-from penstock.frontend.batches.store import LiveBatch
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange.exchange import Route
-from penstock.frontend.files.handlers import files_of
 from penstock.frontend.storage.database import Database
+from penstock.parts.batches.frontend.course import Course
+from penstock.parts.batches.frontend.files.handlers import files_of
+from penstock.parts.batches.frontend.handlers import batches_of
+from penstock.parts.batches.frontend.lines import NumberedLine
+from penstock.parts.batches.frontend.metrics import BatchMetrics
+from penstock.parts.batches.frontend.sender import Sender, has_room
+from penstock.parts.batches.frontend.store import LiveBatch
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Raw, Struct
 
-from penstock.frontend.files.shapes import ExpiresAfter
+from penstock.parts.batches.frontend.files.shapes import ExpiresAfter
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 ENDPOINTS: tuple[str, ...] = get_args(Endpoint)

@@ -8,9 +8,9 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply, Upload
-from penstock.frontend.files.multipart import FormReader
-from penstock.frontend.files.shapes import DeletedFile, FileList
-from penstock.frontend.files.store import FileStore, Limits, NewFile, database_of
+from penstock.parts.batches.frontend.files.multipart import FormReader
+from penstock.parts.batches.frontend.files.shapes import DeletedFile, FileList
+from penstock.parts.batches.frontend.files.store import FileStore, Limits, NewFile, database_of
 
 MAX_PAGE = 10_000
 MIN_SECONDS, MAX_SECONDS = 3600, 30 * 24 * 3600

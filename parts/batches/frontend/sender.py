@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.answers import answered, request_id
-from penstock.frontend.batches.lines import NumberedLine
 from penstock.frontend.draws_and_clock import CLOCK, DRAWS
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
 from penstock.frontend.exchange.replies import JSON, Reply
+from penstock.parts.batches.frontend.answers import answered, request_id
+from penstock.parts.batches.frontend.lines import NumberedLine
 
 MAX_WAITING = 8
 """If this many requests wait at the engine, no more are sent."""
