@@ -59,14 +59,14 @@ LIMITS: Mapping[str, str] = {
     "parts.grammars.child.json_schema.MAX_PATTERN_REPEATS": "repetitions in a pattern",
     "api.infill.MAX_EXTRAS": "texts in `input_extra`",
     "embeddings.validate.MAX_INPUTS": "texts in one request for embeddings",
-    "responses.items.MAX_ITEMS": "items in a response's input",
-    "responses.items.MAX_REFERENCES": "references to items in a response's input",
-    "responses.conversations.MAX_ADDED": "items that are added to a conversation at a time",
-    "responses.stored.MAX_PAGE": "stored items in one page of a list",
-    "responses.validate.MAX_METADATA": "entries of a response's `metadata`",
-    "responses.validate.MAX_METADATA_KEY": "characters in a key of `metadata`",
-    "responses.validate.MAX_METADATA_VALUE": "characters in a value of `metadata`",
-    "responses.validate.MAX_IDENTIFIER": "characters in `safety_identifier` and `prompt_cache_key`",
+    "parts.responses.frontend.items.MAX_ITEMS": "items in a response's input",
+    "parts.responses.frontend.items.MAX_REFERENCES": "references to items in a response's input",
+    "parts.responses.frontend.conversations.MAX_ADDED": "items that are added to a conversation at a time",
+    "parts.responses.frontend.stored.MAX_PAGE": "stored items in one page of a list",
+    "parts.responses.frontend.validate.MAX_METADATA": "entries of a response's `metadata`",
+    "parts.responses.frontend.validate.MAX_METADATA_KEY": "characters in a key of `metadata`",
+    "parts.responses.frontend.validate.MAX_METADATA_VALUE": "characters in a value of `metadata`",
+    "parts.responses.frontend.validate.MAX_IDENTIFIER": "characters in `safety_identifier` and `prompt_cache_key`",
     "parts.batches.frontend.lines.MAX_LINES": "requests in a batch",
     "parts.batches.frontend.store.MAX_LIVE": "batches of an API key that are under way",
     "parts.batches.frontend.files.handlers.MAX_PAGE": "files in one page of the list",
@@ -76,7 +76,7 @@ LIMITS: Mapping[str, str] = {
     "http.connections.MAX_HEADER_BYTES": "bytes of a header field, and of the request line",
     "http.app.MAX_TYPE_LENGTH": "characters in `Content-Type`",
     "http.connections.MAX_CONNECTIONS": "open connections to a frontend, if its limit of open files allows them",
-    "storage.responses.MAX_STORED": "stored responses of an API key, and as many conversations",
+    "parts.responses.frontend.storage.responses.MAX_STORED": "stored responses of an API key; as many conversations",
 }
 """What constants limit, in the order of the table: those of the frontend, and of parts."""
 
@@ -98,8 +98,8 @@ _INSIDE = frozenset(
 """Constants that limit what the server does, not what a request may hold, or that are others' values again."""
 
 _OF_REQUESTS = (
-    *(f"frontend/{room}" for room in ("validation", "embeddings", "responses", "api", "http")),
-    *("parts/images/frontend", "parts/batches/frontend"),
+    *(f"frontend/{room}" for room in ("validation", "embeddings", "api", "http")),
+    *("parts/images/frontend", "parts/responses/frontend", "parts/batches/frontend"),
 )
 _FILES_OF_REQUESTS = (
     *("frontend/json_size.py", "frontend/targets.py"),

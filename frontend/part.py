@@ -11,7 +11,7 @@ from penstock.config.parts import brought
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.exchange import Dialect, Route
 from penstock.ipc.messages import EngineReady
-from penstock.ipc.overrides import calls
+from penstock.ipc.overrides import calls, overriding
 
 
 class FrontendPart:
@@ -46,6 +46,9 @@ class FrontendPart:
         """
         raise NotImplementedError
 
+    def share_stored(self, other: Self) -> None:
+        """From now on, share what is stored with the same part of another service in this process."""
+
     async def stop(self) -> None:
         """The frontend is about to end: begin nothing more, while requests in progress go on."""
 
@@ -67,6 +70,7 @@ class FrontendParts:
         self._engine_ready: list[Callable[[EngineReady], Awaitable[None]]] = calls(
             FrontendPart, self._all, "engine_ready"
         )
+        self._storing = overriding(FrontendPart, self._all, "share_stored")
         self._stop: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "stop")
         self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "close")
 
@@ -94,6 +98,12 @@ class FrontendParts:
             raise InvalidRequest("no further model can be served beside this one: the part for that is not installed")
         for serve in self._serve:
             await serve(name, path)
+
+    def share_stored(self, others: "FrontendParts") -> None:
+        """From now on, share what is stored with the parts of another service in this process."""
+        for part in self._storing:
+            if (other := others.get(type(part))) is not None:
+                part.share_stored(other)
 
     async def stop(self) -> None:
         """Stop all parts, the last one first."""

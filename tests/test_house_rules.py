@@ -38,7 +38,7 @@ FLOORS = {
     "core": ("kv", "sequences", "steps", "scheduling", "engine", "launch"),
     "frontend": (
         "ground", "storage", "exchange", "part", "streams", "text", "parsing", "engine",
-        "validation", "api", "embeddings", "responses", "web", "http",
+        "validation", "api", "embeddings", "web", "http",
     ),
     "gpu_worker": ("devices", "parallel", "state", "formats", "models", "part", "steps", "startup", "ground"),
 }  # fmt: skip

@@ -288,14 +288,6 @@ class FrontendOptions(Options, frozen=True):
         Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
         Shown("NAME", "how the model marks its reasoning"),
     ] = "auto"
-    max_stored_response_bytes: Annotated[
-        int,
-        Meta(
-            description="Most bytes of stored responses per API key, for previous_response_id. The least recently used "
-            "are dropped first. 0: store none.",
-            ge=0,
-        ),
-    ] = 64 << 20
     max_resumable_bytes: Annotated[
         int,
         Meta(

@@ -46,10 +46,7 @@ from penstock.frontend.exchange.tenants import user_of
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.part import FrontendParts
 from penstock.frontend.prompt import Prompt
-from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import Database
-from penstock.frontend.storage.own_file import OwnFile, Tables
-from penstock.frontend.storage.responses import MAX_STORED, ResponseStore, store_path
 from penstock.frontend.streams.keeper import StreamKeeper
 from penstock.frontend.streams.kept import Bounds
 from penstock.frontend.streams.siblings import Siblings
@@ -368,8 +365,6 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     access: Access = field(init=False)
-    responses: ResponseStore = field(init=False)
-    conversations: ConversationStore = field(init=False)
     database: Database | None = field(init=False)  # that of --data-dir
     streams: StreamKeeper = field(init=False)
     siblings: Siblings | None = field(default=None, init=False)  # other frontends of the launch
@@ -382,7 +377,6 @@ class Service:
     variants: dict[str, Variant] = field(default_factory=dict, init=False)  # by name; a part adds and removes them
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
-    _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
 
@@ -400,14 +394,6 @@ class Service:
             parse_special_tokens=options.parse_special_tokens,
             images=self.parts.get(ImagePart),
         )
-        tables: Tables
-        if self.database is not None:
-            tables = self.database
-        else:
-            tables = self._own_file = OwnFile(store_path(self.config))
-        limits = (MAX_STORED, options.max_stored_response_bytes)
-        self.responses = ResponseStore(tables, *limits)
-        self.conversations = ConversationStore(tables, *limits)
 
     async def start(self) -> None:
         """Get ready to serve; call it once, before requests."""
@@ -415,11 +401,9 @@ class Service:
         await self.parts.start()
 
     def share_stored(self, other: "Service") -> None:
-        """From now on, share stored responses, conversations and streams with another service in this process."""
-        if self._own_file is not None:
-            self._own_file.close()
-            self._own_file = None
-        self.responses, self.conversations, self.streams = other.responses, other.conversations, other.streams
+        """From now on, share what is stored, and streams, with another service in this process."""
+        self.streams = other.streams
+        self.parts.share_stored(other.parts)
 
     async def meet_siblings(self, name: str) -> None:
         """Find the other frontends, so that their streams can be continued here; `name` is this frontend's own."""
@@ -557,11 +541,9 @@ class Service:
         if self.siblings is not None:
             await self.siblings.close()
         self.streams.close()
-        await self.parts.close()
         await self.engine.close()
         await self.prompts.close()
-        if self._own_file is not None:
-            self._own_file.close()
+        await self.parts.close()
         if self.database is not None:
             self.database.close()
         self.model.tokenizer.close()

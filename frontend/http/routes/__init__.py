@@ -11,11 +11,9 @@ from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.http.openapi import document
 from penstock.frontend.http.routes import (
-    conversations,
     embeddings,
     openai,
     operations,
-    responses,
     streams,
     web,
 )
@@ -43,8 +41,6 @@ ROUTES: tuple[Route, ...] = tuple(
         (
             *openai.ROUTES,
             *embeddings.ROUTES,
-            *responses.ROUTES,
-            *conversations.ROUTES,
             *streams.ROUTES,
             *operations.ROUTES,
             *web.ROUTES,

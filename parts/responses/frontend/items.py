@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.responses.summaries import as_message, opened
-from penstock.frontend.responses.tool_items import (
+from penstock.parts.responses.frontend.summaries import as_message, opened
+from penstock.parts.responses.frontend.tool_items import (
     ID_PREFIXES,
     LEFT_OUT,
     TOOL_TYPES,

@@ -16,9 +16,10 @@ from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
 from penstock.frontend.parsing.parser import MessageParser, OutputFormat, ReasoningCounter
 from penstock.frontend.parsing.parts import Content, Part
-from penstock.frontend.responses.builder import Event, ResponseBuilder
-from penstock.frontend.responses.validate import ValidResponse
-from penstock.frontend.schema_responses import (
+from penstock.frontend.streams.keeper import StreamStopped
+from penstock.parts.responses.frontend.builder import Event, ResponseBuilder
+from penstock.parts.responses.frontend.part import stored_by
+from penstock.parts.responses.frontend.schema import (
     ConversationId,
     IncompleteDetails,
     InputTokensDetails,
@@ -30,7 +31,7 @@ from penstock.frontend.schema_responses import (
     ResponseUsage,
     Status,
 )
-from penstock.frontend.streams.keeper import StreamStopped
+from penstock.parts.responses.frontend.validate import ValidResponse
 
 log = structlog.get_logger()
 
@@ -167,7 +168,7 @@ class ResponseWriter:
         """Store the response as it is now (see `ResponseStore.put`); return whether it is stored."""
         output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
         given = self._valid.items
-        return await self._run.service.responses.put(
+        return await stored_by(self._run.service).responses.put(
             self._run.record.key_id,
             self.id,
             msgspec.json.encode(self.shown()),
@@ -180,13 +181,13 @@ class ResponseWriter:
 
     async def renew(self) -> None:
         """Renew the response's lease in the store."""
-        await self._run.service.responses.renew(self._run.record.key_id, self.id)
+        await stored_by(self._run.service).responses.renew(self._run.record.key_id, self.id)
 
     async def _converse(self, conversation_id: str) -> None:
         """Add the response's input and output to its conversation. If that was deleted meanwhile, only log it."""
         items = self._valid.items[self._valid.num_before :] + [_stored(item) for item in self._builder.items]
         try:
-            await self._run.service.conversations.append(self._run.record.key_id, conversation_id, items)
+            await stored_by(self._run.service).conversations.append(self._run.record.key_id, conversation_id, items)
         except (ApiError, sqlite3.Error) as error:
             log.warning("conversation not continued", id=conversation_id, reason=str(error))
 

@@ -16,8 +16,9 @@ import msgspec
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, ServerError, UnsupportedParameter
 from penstock.frontend.exchange.replies import Background, Reply, RequestRecord, StreamReply
-from penstock.frontend.responses.response_writer import ResponseWriter
-from penstock.frontend.schema_responses import ResponsesRequest
+from penstock.parts.responses.frontend.part import stored_by
+from penstock.parts.responses.frontend.response_writer import ResponseWriter
+from penstock.parts.responses.frontend.schema import ResponsesRequest
 
 _RENEW_SECONDS = 10.0
 
@@ -39,7 +40,7 @@ def check_background(service: Service, record: RequestRecord, request: Responses
         raise UnsupportedParameter(
             "background: this server keeps no streams (--max-resumable-bytes)", param="background"
         )
-    if not service.responses.is_on:
+    if not stored_by(service).responses.is_on:
         raise UnsupportedParameter(
             "background: this server stores no responses (--max-stored-response-bytes)", param="background"
         )

@@ -9,13 +9,14 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.responses.history import with_references
-from penstock.frontend.responses.items import as_messages, known_items
-from penstock.frontend.responses.stored import MAX_PAGE, PAGE, number_in, order_in
-from penstock.frontend.responses.tool_items import Item
-from penstock.frontend.responses.validate import valid_metadata
-from penstock.frontend.schema_responses import InputItems
-from penstock.frontend.storage.conversations import Conversation
+from penstock.parts.responses.frontend.history import with_references
+from penstock.parts.responses.frontend.items import as_messages, known_items
+from penstock.parts.responses.frontend.part import stored_by
+from penstock.parts.responses.frontend.schema import InputItems
+from penstock.parts.responses.frontend.storage.conversations import Conversation
+from penstock.parts.responses.frontend.stored import MAX_PAGE, PAGE, number_in, order_in
+from penstock.parts.responses.frontend.tool_items import Item
+from penstock.parts.responses.frontend.validate import valid_metadata
 
 MAX_ADDED = 20
 """OpenAI's limit for the items of one request."""
@@ -68,7 +69,7 @@ async def create_conversation(service: Service, record: RequestRecord, body: byt
     """
     asked = await read(_created, record, body)
     items = await _items(service, record, asked.items or [], len(body))
-    return _shown(await service.conversations.create(record.key_id, valid_metadata(asked.metadata), items))
+    return _shown(await stored_by(service).conversations.create(record.key_id, valid_metadata(asked.metadata), items))
 
 
 async def show_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -77,7 +78,7 @@ async def show_conversation(service: Service, record: RequestRecord, body: bytes
     Raises:
         ConversationNotFound: there is no such conversation.
     """
-    return _shown(await service.conversations.get(record.key_id, record.argument))
+    return _shown(await stored_by(service).conversations.get(record.key_id, record.argument))
 
 
 async def update_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -87,7 +88,7 @@ async def update_conversation(service: Service, record: RequestRecord, body: byt
         InvalidRequest: one of its kinds (see `errors.py`).
     """
     metadata = valid_metadata((await read(_updated, record, body)).metadata)
-    return _shown(await service.conversations.update(record.key_id, record.argument, metadata))
+    return _shown(await stored_by(service).conversations.update(record.key_id, record.argument, metadata))
 
 
 async def delete_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -96,7 +97,7 @@ async def delete_conversation(service: Service, record: RequestRecord, body: byt
     Raises:
         ConversationNotFound: there is no such conversation.
     """
-    await service.conversations.delete(record.key_id, record.argument)
+    await stored_by(service).conversations.delete(record.key_id, record.argument)
     return Reply(msgspec.json.encode(DeletedConversation(record.argument)))
 
 
@@ -108,7 +109,7 @@ async def add_items(service: Service, record: RequestRecord, body: bytes) -> Rep
     """
     asked = await read(_added, record, body)
     items = await _items(service, record, asked.items, len(body))
-    return _page(await service.conversations.append(record.key_id, record.argument, items), has_more=False)
+    return _page(await stored_by(service).conversations.append(record.key_id, record.argument, items), has_more=False)
 
 
 async def list_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -120,7 +121,8 @@ async def list_items(service: Service, record: RequestRecord, body: bytes) -> Re
     limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
     after = record.query.get("after")
     order = order_in(record)
-    items = await service.conversations.items(record.key_id, record.argument, order=order, after=after, limit=limit + 1)
+    stored = stored_by(service).conversations
+    items = await stored.items(record.key_id, record.argument, order=order, after=after, limit=limit + 1)
     return _page(items[:limit], has_more=len(items) > limit)
 
 
@@ -130,7 +132,8 @@ async def show_item(service: Service, record: RequestRecord, body: bytes) -> Rep
     Raises:
         ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
     """
-    return Reply(msgspec.json.encode(await service.conversations.item(record.key_id, record.argument, record.item)))
+    item = await stored_by(service).conversations.item(record.key_id, record.argument, record.item)
+    return Reply(msgspec.json.encode(item))
 
 
 async def delete_item(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -139,7 +142,7 @@ async def delete_item(service: Service, record: RequestRecord, body: bytes) -> R
     Raises:
         ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
     """
-    return _shown(await service.conversations.delete_item(record.key_id, record.argument, record.item))
+    return _shown(await stored_by(service).conversations.delete_item(record.key_id, record.argument, record.item))
 
 
 async def _items(service: Service, record: RequestRecord, given: list[Item], num_bytes: int) -> list[Item]:

@@ -1,10 +1,10 @@
 """The Responses API."""
 
-from penstock.frontend import schema_responses as shapes
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES, LOOKS_UP, READS_BODY
-from penstock.frontend.responses import create, stored
-from penstock.frontend.responses.compaction import compact
+from penstock.parts.responses.frontend import create, stored
+from penstock.parts.responses.frontend import schema as shapes
+from penstock.parts.responses.frontend.compaction import compact
 
 ROUTES = (
     Route(

@@ -4,14 +4,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
-from penstock.frontend.responses.items import as_messages, known_items
-from penstock.frontend.responses.tool_items import Item
-from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, validate_conversation, with_fields
 from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.grammar import GrammarSource, check_ending, schema_source
 from penstock.frontend.validation.tools import ToolChoice, validate_tools
+from penstock.parts.responses.frontend.items import as_messages, known_items
+from penstock.parts.responses.frontend.schema import (
+    LOGPROBS,
+    ReasoningOptions,
+    ResponsesRequest,
+    TextFormat,
+    TextOptions,
+)
+from penstock.parts.responses.frontend.tool_items import Item
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

@@ -2,8 +2,8 @@
 
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import LOOKS_UP, READS_BODY
-from penstock.frontend.responses import conversations
-from penstock.frontend.schema_responses import InputItems
+from penstock.parts.responses.frontend import conversations
+from penstock.parts.responses.frontend.schema import InputItems
 
 _BODY = (*READS_BODY, 503, 507)
 _FOUND = (*LOOKS_UP, 503, 507)

@@ -19,12 +19,10 @@ from penstock.frontend.errors import InvalidParameter, ServerError
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.parsing.parser import OutputFormat, ReasoningCounter, parse_message
-from penstock.frontend.responses.history import earlier_items, with_references
-from penstock.frontend.responses.response_writer import response_usage
-from penstock.frontend.responses.summaries import sealed
-from penstock.frontend.responses.tool_items import Item
-from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
-from penstock.frontend.schema_responses import (
+from penstock.frontend.validation.common import Rules
+from penstock.parts.responses.frontend.history import earlier_items, with_references
+from penstock.parts.responses.frontend.response_writer import response_usage
+from penstock.parts.responses.frontend.schema import (
     COMPACT,
     CompactedResponse,
     CompactionItem,
@@ -32,7 +30,9 @@ from penstock.frontend.schema_responses import (
     ReasoningOptions,
     ResponsesRequest,
 )
-from penstock.frontend.validation.common import Rules
+from penstock.parts.responses.frontend.summaries import sealed
+from penstock.parts.responses.frontend.tool_items import Item
+from penstock.parts.responses.frontend.validate import ValidResponse, input_items, validate_response
 
 DEFAULT_TOKENS = 2048
 """Limit for a summary, its reasoning included, if the request names none."""

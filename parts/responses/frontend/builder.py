@@ -12,7 +12,7 @@ from typing import Any
 from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.schema import ContentLogprob
-from penstock.frontend.schema_responses import (
+from penstock.parts.responses.frontend.schema import (
     CustomToolCallItem,
     FunctionCallItem,
     MessageItem,

@@ -13,12 +13,12 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.heavy_turns import heavy_turn
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.prompt import Prompt
-from penstock.frontend.responses.background import check_background, in_background
-from penstock.frontend.responses.history import earlier_items, with_references
-from penstock.frontend.responses.response_writer import ResponseWriter
-from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
-from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules
+from penstock.parts.responses.frontend.background import check_background, in_background
+from penstock.parts.responses.frontend.history import earlier_items, with_references
+from penstock.parts.responses.frontend.response_writer import ResponseWriter
+from penstock.parts.responses.frontend.schema import RESPONSES, InputTokens, ResponsesRequest
+from penstock.parts.responses.frontend.validate import ValidResponse, input_items, validate_response
 
 
 async def create_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:

@@ -23,8 +23,8 @@ import structlog
 from penstock.config import Config
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound, ServerError
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.storage.own_file import IN_MEMORY, Tables
 from penstock.ipc.addresses import addresses_in
+from penstock.parts.responses.frontend.storage.own_file import IN_MEMORY, Tables
 
 log = structlog.get_logger()
 

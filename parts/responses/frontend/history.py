@@ -10,11 +10,12 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.heavy_turns import heavy_turn
-from penstock.frontend.responses.items import references, resolved
-from penstock.frontend.responses.tool_items import Item
-from penstock.frontend.responses.validate import conversation_id
-from penstock.frontend.schema_responses import ResponsesRequest
 from penstock.frontend.validation.common import without_collecting
+from penstock.parts.responses.frontend.items import references, resolved
+from penstock.parts.responses.frontend.part import stored_by
+from penstock.parts.responses.frontend.schema import ResponsesRequest
+from penstock.parts.responses.frontend.tool_items import Item
+from penstock.parts.responses.frontend.validate import conversation_id
 
 _item = msgspec.json.Decoder(Item)
 
@@ -31,12 +32,12 @@ async def earlier_items(
     if before and conversation:
         raise InvalidParameter("conversation and previous_response_id exclude each other", param="conversation")
     if conversation:
-        size = await service.conversations.num_bytes(record.key_id, conversation)
+        size = await stored_by(service).conversations.num_bytes(record.key_id, conversation)
         _check_size(service, size, num_bytes, "conversation")
-        return await service.conversations.items(record.key_id, conversation), size
+        return await stored_by(service).conversations.items(record.key_id, conversation), size
     if not before:
         return [], 0
-    stored = await service.responses.previous(record.key_id, before)
+    stored = await stored_by(service).responses.previous(record.key_id, before)
     if stored.until is not None:
         raise PreviousResponseNotFound(f"the response {before!r} is not finished", param="previous_response_id")
     size = len(stored.items)
@@ -59,7 +60,7 @@ async def with_references(
     item_ids = references(given)
     if not item_ids:
         return given
-    known = await service.responses.items(record.key_id, item_ids)
+    known = await stored_by(service).responses.items(record.key_id, item_ids)
     num_known = sum(len(known[item_id]) for item_id in item_ids if item_id in known)
     _check_size(service, num_before + num_known, num_bytes, "input")
     await heavy_turn(num_known)

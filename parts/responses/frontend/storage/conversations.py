@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest
-from penstock.frontend.storage.own_file import Tables
+from penstock.parts.responses.frontend.storage.own_file import Tables
 
 Item = dict[str, Any]
 

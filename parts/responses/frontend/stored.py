@@ -12,10 +12,11 @@ from penstock.frontend.api.streams import continued, position, stopped
 from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.responses.builder import Event
-from penstock.frontend.responses.response_writer import EventWriter
-from penstock.frontend.schema_responses import DeletedResponse, InputItems
-from penstock.frontend.storage.responses import StoredResponse
+from penstock.parts.responses.frontend.builder import Event
+from penstock.parts.responses.frontend.part import stored_by
+from penstock.parts.responses.frontend.response_writer import EventWriter
+from penstock.parts.responses.frontend.schema import DeletedResponse, InputItems
+from penstock.parts.responses.frontend.storage.responses import StoredResponse
 
 MAX_PAGE = 100
 PAGE = 20
@@ -65,7 +66,7 @@ async def cancel_response(service: Service, record: RequestRecord, body: bytes) 
         await stopped(service, record.key_id, record.argument)
         for _ in range(_CANCEL_LOOKS):  # wait until its frontend has ended and stored it
             await asyncio.sleep(_CANCEL_SECONDS / _CANCEL_LOOKS)
-            stored = await service.responses.get(record.key_id, record.argument)
+            stored = await stored_by(service).responses.get(record.key_id, record.argument)
             if stored.until is None:
                 break
         else:
@@ -75,7 +76,7 @@ async def cancel_response(service: Service, record: RequestRecord, body: bytes) 
 
 async def _current(service: Service, record: RequestRecord) -> StoredResponse:
     """The stored response; it has failed if the frontend that computed it has died."""
-    stored = await service.responses.get(record.key_id, record.argument)
+    stored = await stored_by(service).responses.get(record.key_id, record.argument)
     if not stored.has_died:
         return stored
     error = {"code": "server_error", "message": "the server process that computed the response has ended"}
@@ -86,7 +87,7 @@ async def _ended(
     service: Service, record: RequestRecord, stored: StoredResponse, changes: dict[str, Any]
 ) -> StoredResponse:
     response = msgspec.json.encode(msgspec.json.decode(stored.response) | changes)
-    await service.responses.put(
+    await stored_by(service).responses.put(
         record.key_id,
         record.argument,
         response,
@@ -107,7 +108,7 @@ async def list_input_items(service: Service, record: RequestRecord, body: bytes)
     """
     limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
     order = order_in(record)
-    stored = await service.responses.get(record.key_id, record.argument)
+    stored = await stored_by(service).responses.get(record.key_id, record.argument)
     items = stored.inputs()
     if order == "desc":
         items.reverse()
@@ -129,10 +130,10 @@ async def delete_response(service: Service, record: RequestRecord, body: bytes) 
         ResponseNotFound: if it is not stored here.
     """
     response_id = record.argument
-    stored = await service.responses.get(record.key_id, response_id)
+    stored = await stored_by(service).responses.get(record.key_id, response_id)
     if stored.until is not None:
         await stopped(service, record.key_id, response_id)
-    await service.responses.delete(record.key_id, response_id)
+    await stored_by(service).responses.delete(record.key_id, response_id)
     return Reply(msgspec.json.encode(DeletedResponse(response_id)))
 
 
