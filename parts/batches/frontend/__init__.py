@@ -6,6 +6,7 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.part import FrontendPart
 from penstock.parts.batches.frontend.routes import ROUTES
 from penstock.parts.batches.frontend.runner import BatchRunner
+from penstock.parts.batches.frontend.shapes import endpoints_of
 
 
 class Batches(FrontendPart):
@@ -22,7 +23,7 @@ class Batches(FrontendPart):
         return cls(service)
 
     async def start(self) -> None:
-        endpoints = {route.path: route for route in self._service.routes if route.method == "POST"}
+        endpoints = endpoints_of(self._service.routes)
         if self._service.database is not None and endpoints:
             self.runner = BatchRunner(self._service, self._service.database, endpoints)
 

@@ -13,7 +13,6 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.parts.batches.frontend.files.handlers import checked_lifetime, files_of, page_size
 from penstock.parts.batches.frontend.files.store import FileNotFound, database_of
 from penstock.parts.batches.frontend.shapes import (
-    ENDPOINTS,
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
@@ -21,6 +20,7 @@ from penstock.parts.batches.frontend.shapes import (
     Batch,
     BatchList,
     BatchRequest,
+    endpoints_of,
 )
 from penstock.parts.batches.frontend.store import BatchStore
 
@@ -46,8 +46,11 @@ async def create_batch(service: Service, record: RequestRecord, body: bytes) -> 
     batches = batches_of(service)
     request = await read(_request, record, body)
     endpoint, window = request.endpoint, request.completion_window
-    if endpoint is None or endpoint not in ENDPOINTS:
-        raise UnsupportedParameter(_one_of("endpoint", endpoint, ENDPOINTS), param="endpoint")
+    endpoints = endpoints_of(service.routes)
+    if not endpoints:
+        raise UnsupportedParameter("batches do not run on this server (they do under penstock serve)")
+    if endpoint is None or endpoint not in endpoints:
+        raise UnsupportedParameter(_one_of("endpoint", endpoint, endpoints), param="endpoint")
     if window is None or window not in WINDOW_SECONDS:
         raise UnsupportedParameter(_one_of("completion_window", window, WINDOW_SECONDS), param="completion_window")
     if not request.input_file_id:

@@ -6,8 +6,9 @@ from random import Random
 
 from penstock.frontend.api.service import Service
 from penstock.frontend.draws_and_clock import CLOCK, DRAWS
+from penstock.frontend.errors import RouteNotFound
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
-from penstock.frontend.exchange.replies import JSON, Reply
+from penstock.frontend.exchange.replies import JSON, Reply, RequestRecord
 from penstock.parts.batches.frontend.answers import answered, request_id
 from penstock.parts.batches.frontend.lines import NumberedLine
 
@@ -64,7 +65,13 @@ class Sender:
             return line.body
 
         request = Request({"x-request-id": [name], "content-type": [JSON]}, body, remote=tenant, key_id=owner)
-        async with self._exchange.answer(self._routes[line.url], request) as reply:
+        route = self._routes.get(line.url) or Route("POST", line.url, _gone)
+        async with self._exchange.answer(route, request) as reply:
             if not isinstance(reply, Reply):
                 raise TypeError("a line of a batch is answered with a stream")
             return reply
+
+
+async def _gone(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """The handler of endpoints that the server had when the batch was made."""
+    raise RouteNotFound("the server no longer has this endpoint")

@@ -1,16 +1,22 @@
 """Batches as the API shows them, and a line of their input."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from msgspec import Raw, Struct
 
+from penstock.frontend.exchange.exchange import Route
 from penstock.parts.batches.frontend.files.shapes import ExpiresAfter
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
-ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 WINDOW_SECONDS = {"24h": 24 * 3600}
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+
+
+def endpoints_of(routes: Iterable[Route]) -> dict[str, Route]:
+    """Those of the routes that lines may be for, by their paths."""
+    return {route.path: route for route in routes if route.method == "POST" and route.path in get_args(Endpoint)}
 
 
 class BatchRequest(Struct, frozen=True):

@@ -319,6 +319,19 @@ def test_what_no_batch_can_be_made_of(server: LiveServer) -> None:
     assert all(each.input_file_id != given.id for each in client.batches.list())
 
 
+def test_endpoints_that_are_not_served(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is made for one; where it goes while a batch waits, the lines say so."""
+    client, service = client_of(server), server.server.service
+    monkeypatch.setattr(service, "routes", tuple(each for each in service.routes if "responses" not in each.path))
+    with pytest.raises(openai.BadRequestError, match=r"endpoint must be .*embeddings', got '/v1/responses'"):
+        batch_of(client, [line("a", url="/v1/responses")], "/v1/responses")
+    monkeypatch.delitem(runner_of(server)._sender._routes, CHAT)
+    batch = ended(client, batch_of(client, [line("a")]))
+    [told] = results(client, batch.error_file_id)
+    assert told["response"]["status_code"] == 404
+    assert told["response"]["body"]["error"]["code"] == "not_found"
+
+
 def test_cancelling_keeps_what_was_answered(server: LiveServer) -> None:
     client = client_of(server)
     text = server.tokenizer.encode("slow", add_special_tokens=False)
