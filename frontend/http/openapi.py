@@ -6,30 +6,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend import schema
-from penstock.frontend import schema_responses as responses
-from penstock.frontend.anthropic import schema as anthropic
-from penstock.frontend.batches.shapes import BatchRequest
-from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import JSON
-from penstock.frontend.schema_infill import InfillRequest
 from penstock.ipc.version import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
-_REQUIRED: dict[type, tuple[str, ...]] = {
-    schema.ChatRequest: ("messages",),
-    schema.CompletionRequest: ("prompt",),
-    schema.DetokenizeRequest: ("tokens",),
-    InfillRequest: ("input_prefix", "input_suffix"),
-    EmbeddingRequest: ("input",),
-    responses.ResponsesRequest: ("input",),
-    anthropic.MessagesRequest: ("messages", "max_tokens"),
-    anthropic.CountTokensRequest: ("messages",),
-    BatchRequest: ("input_file_id", "endpoint", "completion_window"),
-}
-"""Fields that a request must have. The structs make them optional, so that we can write the error ourselves."""
-
 _REASONS = {
     400: "The request must be changed.",
     404: "There is no such model, or nothing stored with this id.",
@@ -60,10 +41,12 @@ def document(routes: tuple[Route, ...]) -> bytes:
     error_kinds = dict.fromkeys(route.error_shape.kind for route in routes)
     found, components = msgspec.json.schema_components([*types, *error_kinds], ref_template=_REFERENCE)
     shapes = dict(zip((*types, *error_kinds), found, strict=True))
-    for kind, fields in _REQUIRED.items():
-        component = components[kind.__name__]
-        component["required"] = [*component.get("required", []), *fields]
-        for field in fields:
+    for route in routes:
+        if route.body is None or not route.required:
+            continue
+        component = components[route.body.__name__]
+        component["required"] = [*component.get("required", []), *route.required]
+        for field in route.required:
             component["properties"][field] = _without_null(component["properties"][field])
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

@@ -15,7 +15,6 @@ import pytest
 
 from penstock.config import ConfigError
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.startup.start import Started
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.lab.planning.costs import Costs
@@ -25,6 +24,7 @@ from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
 from penstock.models.shards.stages import most_stages
+from penstock.parts.grammars.child.read import read_grammar
 from penstock.parts.grammars.worker.masks import Grammars
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
