@@ -29,8 +29,13 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
 
 The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
 WHOLE_MODELS = tuple(_TEXT_PARTS)
-_TURNING = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
-_USUAL_SECTIONS = [24, 20, 20]
+_TURNING = {
+    "Qwen3_5ForConditionalGeneration": [11, 11, 10],
+    "Qwen3_5MoeForConditionalGeneration": [11, 11, 10],
+    "Qwen3VLForConditionalGeneration": [24, 20, 20],
+    "Qwen3VLMoeForConditionalGeneration": [24, 20, 20],
+}
+"""Models whose rotary pairs always alternate between time, row and column -> how many pairs each usually has."""
 _RENAMED = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
@@ -63,14 +68,15 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
     }
     left_out = {} if its is fields else TEXT_DEFAULTS.get(kind, {})
     its = its.with_fields({name: size for name, size in left_out.items() if not its.has(name)} | inherited)
-    return types[kind], _turning(its) if architecture in _TURNING else its
+    sections = _TURNING.get(architecture)
+    return types[kind], its if sections is None else _turning(its, sections)
 
 
-def _turning(its: JsonFields) -> JsonFields:
-    """Return Qwen3-VL's rotary settings, in which pairs always alternate, whatever the file says."""
+def _turning(its: JsonFields, sections: list[int]) -> JsonFields:
+    """Return rotary settings in which pairs alternate, whatever the file says; `sections`: unless it has its own."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
     said = its.raw(name) or {}
-    return its.with_fields({name: {"mrope_section": _USUAL_SECTIONS, **said, "mrope_interleaved": True}})
+    return its.with_fields({name: {"mrope_section": sections, **said, "mrope_interleaved": True}})
 
 
 def name_in_text_part(name: str) -> str | None:
