@@ -39,15 +39,16 @@ def main(argv: list[str]) -> int:
         try:
             from penstock.frontend.images.decode import ImageRefusedError, decode
             from penstock.frontend.images.families import image_family_of
-            from penstock.frontend.images.processor import ImageProcessor
+            from penstock.frontend.images.processor import processor_of
         except ModuleNotFoundError as missing:
             raise ConfigError(
                 f"images need the Python package {missing.name}: pip install 'penstock-llm[images]'"
             ) from None
-        family = image_family_of(open_checkpoint(Path(path)))
+        checkpoint = open_checkpoint(Path(path))
+        family = image_family_of(checkpoint)
         if family is None:
             raise ConfigError("this model takes no images")
-        processor = ImageProcessor(family)
+        processor = processor_of(family, checkpoint)
     except ConfigError as error:
         answer(["", str(error)])
         return process.EXIT_CONFIG

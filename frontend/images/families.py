@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.frontend.images.processor_files import ProcessorFiles
+from penstock.frontend.images.processor_files import ProcessorFiles, token_text
 from penstock.models.files.source import Checkpoint
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of
+from penstock.models.vision.foreign import Foreign
 from penstock.models.vision.views import WholeThenTiles
 
 Outputs = Mapping[str, np.ndarray]
@@ -38,6 +41,8 @@ class ImageFamily:
     settings: Mapping[str, Any]  # of this class, from the checkpoint
     placeholder: Callable[[Outputs], Placeholder]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
+    is_foreign: bool = False  # transformers' own processor says what stands for an image: `foreign.py`
+    has_grid: bool = False  # whether a foreign tower's positions follow an image's rows and columns
 
 
 def _qwen(said: ProcessorFiles) -> ImageFamily:
@@ -135,6 +140,19 @@ def _pixtral(said: ProcessorFiles) -> ImageFamily:
     )
 
 
+def _foreign(said: ProcessorFiles, checkpoint: Checkpoint, known: Foreign) -> ImageFamily | None:
+    """A model whose processor is `transformers`' own; None if it has no image processor, or no image token."""
+    config = JsonFields("config.json", said.config)
+    token = token_text(checkpoint.tokenizer(), image_token_of(known, config))
+    if token is None or not said.image:
+        return None
+    return ImageFamily(known.mark or token, token, "", said.image, _nothing, is_foreign=True, has_grid=known.merge is not None)
+
+
+def _nothing(outputs: Outputs) -> Placeholder:
+    raise NotImplementedError  # `ForeignProcessor` makes placeholders
+
+
 _FAMILIES: Mapping[str, Callable[[ProcessorFiles], ImageFamily]] = {
     "Gemma3Processor": _gemma3,
     "Idefics3Processor": _idefics3,
@@ -179,5 +197,8 @@ def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
         ConfigError: a setting of the processor makes no sense.
     """
     said = ProcessorFiles(checkpoint)
+    architecture = next(iter(said.config.get("architectures") or []), "")
+    if architecture in FOREIGN:
+        return _foreign(said, checkpoint, FOREIGN[architecture])
     make = _FAMILIES.get(_processor_class(said))
     return None if make is None or not said.image else make(said)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from penstock.config import ConfigError
 from penstock.models.files.source import Checkpoint
 
@@ -78,3 +80,18 @@ class ProcessorFiles:
     def image_class(self, usual: str) -> str:
         """The name of the class that computes pixel values."""
         return str(self.image.get("image_processor_type") or usual).removesuffix("Fast").removesuffix("Pil")
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+def token_text(tokenizer: bytes, token_id: int) -> str | None:
+    """The text of an added token in tokenizer.json; None if there is none."""
+    added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
+    return next((each.content for each in added if each.id == token_id), None)

@@ -1,9 +1,11 @@
 """Models that also take images or sound: their text part is served, and the weights of other parts are not read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from penstock.models.parsing.by_transformers import architectures as transformers_architectures
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
+from penstock.models.parsing.vision.foreign import FOREIGN
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -50,9 +52,14 @@ _OF_THE_WHOLE = ("tie_word_embeddings",)
 """Fields whose value in the whole model takes precedence: the output matrix belongs to the whole model."""
 
 
-def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] | None:
-    """Return the architecture and configuration of a model's text part; None if unknown."""
+def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tuple[str, JsonFields] | None:
+    """Return the architecture and configuration of a model's text part; None if unknown.
+
+    `own`: the architectures that a text part may have.
+    """
     types = _TEXT_PARTS.get(architecture)
+    if types is None and architecture in FOREIGN:
+        types = {kind: name for name, kind in transformers_architectures().items() if name in own}
     its = None if types is None else fields.object("text_config")
     if types is not None and its is None and fields.text("model_type") in types:
         its = fields

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.models.description.decoder import Decoder
 from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.vision.foreign import FOREIGN, foreign
 from penstock.models.parsing.vision.grid import qwen2, qwen2_5, qwen3, qwen3_5
 from penstock.models.parsing.vision.patches import KIND, mistral3, pixtral
 from penstock.models.parsing.vision.tiles import gemma3, idefics3, llava, llava_next
@@ -20,7 +21,7 @@ def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision
     """
     parse = _TOWERS.get(architecture)
     if parse is None:
-        return None
+        return foreign(architecture, fields, text) if architecture in FOREIGN else None
     return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
 
 

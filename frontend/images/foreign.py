@@ -1,0 +1,95 @@
+"""Processors of models whose vision tower `transformers` computes: its own processor makes pixel values and placeholders.
+
+Which text stands for an image says that processor, and with it how many tokens an image has. Only the process of
+`child.py` calls it.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from penstock.config import ConfigError
+from penstock.frontend.images.decode import ImageRefusedError
+from penstock.frontend.images.families import ImageFamily, Placeholder
+from penstock.frontend.images.processor import ProcessedImage, key_of, plain
+from penstock.frontend.images.processor_files import ProcessorFiles
+from penstock.models.files.source import Checkpoint
+
+_OF_WHOLE = ("feature_extractor", "image_processor", "processor_class", "video_processor")
+"""Fields of processor_config.json that are no settings of the processor itself."""
+_OF_TOKENIZER = ("processor_class", "tokenizer_class", "chat_template", "auto_map")
+
+
+class ForeignProcessor:
+    """As `ImageProcessor`."""
+
+    def __init__(self, checkpoint: Checkpoint, family: ImageFamily) -> None:
+        """Load the processor's class.
+
+        Raises:
+            ConfigError: `transformers` has no such processor that works without torch, or it does not take the
+                checkpoint's settings.
+        """
+        self._token, self._has_grid = family.token, family.has_grid
+        try:
+            self._processor = _made(checkpoint.path, ProcessorFiles(checkpoint))
+        except (ImportError, TypeError, ValueError, KeyError, AttributeError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"transformers' image processor of this model cannot be used: {first[:200]}") from None
+        its = self._processor
+        if family.mark not in (its.image_token, getattr(its, "image_placeholder_token", None)):
+            raise ConfigError(f"the processor's mark for an image is {its.image_token!r}, not {family.mark!r}")
+        merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors="np")
+        self._arguments = {**merged["images_kwargs"], "return_tensors": "np"}
+
+    def process(self, image: Image.Image) -> ProcessedImage:
+        """As `ImageProcessor.process`."""
+        try:
+            outputs, (text,) = self._processor._process_images([image], **self._arguments)
+            unused = self._processor.unused_input_names
+            tensors = {name: plain(np.asarray(its)) for name, its in outputs.items() if name not in unused}
+        except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
+            width, height = image.size
+            said = str(error).partition("\n")[0][:160]
+            raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
+        runs = tuple(len(run) // len(self._token) for run in re.findall(f"(?:{re.escape(self._token)})+", text))
+        if not runs:
+            raise ImageRefusedError("it is too small: the model would see nothing of it")
+        short = re.sub(f"(?:{re.escape(self._token)})+", lambda run: self._token, text)
+        grid = tuple(map(int, tensors["image_grid_thw"][0])) if self._has_grid else (sum(runs),)
+        placeholder = Placeholder(short, runs, grid)
+        return ProcessedImage(key_of(tensors, grid), placeholder, tensors)
+
+
+def _made(path: Path, said: ProcessorFiles) -> Any:
+    """The processor, with the checkpoint's tokenizer and image processor, and nothing for other senses."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.auto import image_processing_auto, processing_auto
+
+    kind = str(said.config.get("model_type"))
+    name = said.processor.get("processor_class") or said.tokens.get("processor_class")
+    name = str(name or processing_auto.PROCESSOR_MAPPING_NAMES.get(kind))
+    usual = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
+    of_image = f"{said.image_class(usual.get('pil') or '')}Pil"
+    make = processing_auto.processor_class_from_name(name)
+    make_image = image_processing_auto.get_image_processor_class_from_name(of_image)
+    if make is None or make_image is None:
+        raise ConfigError(f"transformers has no {name if make is None else of_image}")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(path / "tokenizer.json"),
+        **{field: value for field, value in said.tokens.items() if field not in _OF_TOKENIZER},
+    )
+    parts: dict[str, Any] = {"tokenizer": tokenizer, "image_processor": make_image.from_dict(dict(said.image))}
+    settings = {field: value for field, value in said.processor.items() if field not in _OF_WHOLE}
+
+    class OfImages(make):  # type: ignore[misc, valid-type]
+        """Without what checks that parts are there which images do not need."""
+
+        def check_argument_for_proper_class(self, name: str, value: Any) -> None:
+            pass
+
+    others = dict.fromkeys(set(make.get_attributes()) - parts.keys())
+    return OfImages(**parts, **others, **settings)

@@ -1,0 +1,54 @@
+"""Architectures whose vision tower `transformers`' code computes, and why those that are left take texts only."""
+
+from collections.abc import Mapping
+
+from penstock.models.description.decoder import Decoder
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.vision.foreign import Foreign, ForeignVision
+
+FOREIGN: Mapping[str, Foreign] = {
+    "AyaVisionForConditionalGeneration": Foreign(image_token=("image_token_index", 255036), mark="<image>"),
+    "DeepseekVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
+    "DeepseekVLHybridForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
+    "Exaone4_5_ForConditionalGeneration": Foreign(image_token=("image_token_id", 67)),
+    "Gemma4ForConditionalGeneration": Foreign(image_token=("image_token_id", 258880), changes_logits=True),
+    "GotOcr2ForConditionalGeneration": Foreign(image_token=("image_token_index", 151859)),
+    "Idefics2ForConditionalGeneration": Foreign(image_token=("image_token_id", 32001)),
+    "InternVLForConditionalGeneration": Foreign(image_token=("image_token_id", 151667)),
+    "JanusForConditionalGeneration": Foreign(image_token=("image_token_id", 100581)),
+    "LightOnOcrForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
+    "LlavaNextVideoForConditionalGeneration": Foreign(image_token=("image_token_index", 32001)),
+    "LlavaOnevisionForConditionalGeneration": Foreign(image_token=("image_token_index", 151646)),
+    "MiniCPMV4_6ForConditionalGeneration": Foreign(),
+    "MiniCPMV4_7ForConditionalGeneration": Foreign(),
+    "Ovis2ForConditionalGeneration": Foreign(image_token=("image_token_id", 151665)),
+    "QianfanOCRForConditionalGeneration": Foreign(image_token=("image_token_id", 151667), mark="<image>"),
+    "VideoLlama3ForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
+    "VideoLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
+    "VipLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
+}
+"""By architecture, what is known of it."""
+
+_SCALED_IN_DECODER = ("Granite",)
+"""Beginnings of architectures whose decoder in `transformers` multiplies all embeddings, not only those of tokens."""
+
+
+def foreign(architecture: str, fields: JsonFields, text: Decoder) -> ForeignVision:
+    """Return the tower of an architecture of the table."""
+    known = FOREIGN[architecture]
+    its = fields.object("vision_config") or JsonFields("config.json: vision_config", {})
+    return ForeignVision(
+        architecture=architecture,
+        image_token=image_token_of(known, fields),
+        width=text.hidden_size,
+        scale=text.embedding_scale if text.architecture.startswith(_SCALED_IN_DECODER) else 1.0,
+        merge=0 if known.merge is None else its.whole(*known.merge),
+    )
+
+
+def image_token_of(known: Foreign, fields: JsonFields) -> int:
+    """Return the id of a model's image token."""
+    name, usual = known.image_token
+    other = "image_token_id" if name == "image_token_index" else "image_token_index"
+    name = other if fields.raw(name) is None and fields.raw(other) is not None else name
+    return fields.whole(name, usual if usual >= 0 else None, least=0)
