@@ -23,6 +23,10 @@ Outputs = Mapping[str, np.ndarray]
 """The outputs of an image processor for one image, by name."""
 
 
+NUMBER = "\0"
+"""In a placeholder's text: the image's number in the prompt, from 0."""
+
+
 class Placeholder(NamedTuple):
     """The placeholder of one image."""
 

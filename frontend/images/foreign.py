@@ -4,6 +4,7 @@ Which text stands for an image says that processor, and with it how many tokens 
 `child.py` calls it.
 """
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 
 from penstock.config import ConfigError
 from penstock.frontend.images.decode import ImageRefusedError
-from penstock.frontend.images.families import ImageFamily, Placeholder
+from penstock.frontend.images.families import NUMBER, ImageFamily, Placeholder
 from penstock.frontend.images.processor import ProcessedImage, key_of, plain
 from penstock.frontend.images.processor_files import ProcessorFiles
 from penstock.models.files.source import Checkpoint
@@ -43,7 +44,8 @@ class ForeignProcessor:
         if family.mark not in (its.image_token, getattr(its, "image_placeholder_token", None)):
             raise ConfigError(f"the processor's mark for an image is {its.image_token!r}, not {family.mark!r}")
         merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors="np")
-        self._arguments = {**merged["images_kwargs"], "return_tensors": "np"}
+        known = inspect.signature(its._process_images).parameters  # some want settings of the whole processor, too
+        self._arguments = {name: value for name, value in merged.items() if name in known} | merged["images_kwargs"]
 
     def process(self, image: Image.Image) -> ProcessedImage:
         """As `ImageProcessor.process`."""
@@ -59,9 +61,19 @@ class ForeignProcessor:
         if not runs:
             raise ImageRefusedError("it is too small: the model would see nothing of it")
         short = re.sub(f"(?:{re.escape(self._token)})+", lambda run: self._token, text)
+        if getattr(self._processor, "default_use_image_id", False):
+            short = f"{self._processor.image_id_start_token}{NUMBER}{self._processor.image_id_end_token}{short}"
         grid = tuple(map(int, tensors["image_grid_thw"][0])) if self._has_grid else (sum(runs),)
         placeholder = Placeholder(short, runs, grid)
         return ProcessedImage(key_of(tensors, grid), placeholder, tensors)
+
+
+class _Nothing:
+    """In place of the parts for videos and sound, whose settings some processors copy."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def _made(path: Path, said: ProcessorFiles) -> Any:
@@ -73,9 +85,10 @@ def _made(path: Path, said: ProcessorFiles) -> Any:
     name = said.processor.get("processor_class") or said.tokens.get("processor_class")
     name = str(name or processing_auto.PROCESSOR_MAPPING_NAMES.get(kind))
     usual = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
-    of_image = f"{said.image_class(usual.get('pil') or '')}Pil"
+    of_image = said.image_class(usual.get("pil") or "")
     make = processing_auto.processor_class_from_name(name)
-    make_image = image_processing_auto.get_image_processor_class_from_name(of_image)
+    found = map(image_processing_auto.get_image_processor_class_from_name, (f"{of_image}Pil", of_image))
+    make_image = next(filter(None, found), None)
     if make is None or make_image is None:
         raise ConfigError(f"transformers has no {name if make is None else of_image}")
     tokenizer = PreTrainedTokenizerFast(
@@ -91,5 +104,5 @@ def _made(path: Path, said: ProcessorFiles) -> Any:
         def check_argument_for_proper_class(self, name: str, value: Any) -> None:
             pass
 
-    others = dict.fromkeys(set(make.get_attributes()) - parts.keys())
+    others = dict.fromkeys(set(make.get_attributes()) - parts.keys(), _Nothing())
     return OfImages(**parts, **others, **settings)

@@ -34,6 +34,7 @@ class ForeignVision(msgspec.Struct, frozen=True, kw_only=True):
     """Embeddings are multiplied by it, because the decoder of `transformers` multiplies them with those of tokens."""
     merge: int = 0  # as in `Foreign`; 0: positions only count
     is_whole: bool = False  # as in `VisionTower`
+    is_whole_in_windows: bool = False  # as in `VisionTower`
 
     @property
     def norm_eps(self) -> float:

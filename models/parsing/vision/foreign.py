@@ -36,12 +36,15 @@ _SCALED_IN_DECODER = ("Granite",)
 def foreign(architecture: str, fields: JsonFields, text: Decoder) -> ForeignVision:
     """Return the tower of an architecture of the table."""
     known = FOREIGN[architecture]
+    of_text = fields.object("text_config") or fields
     its = fields.object("vision_config") or JsonFields("config.json: vision_config", {})
     return ForeignVision(
         architecture=architecture,
         image_token=image_token_of(known, fields),
         width=text.hidden_size,
         scale=text.embedding_scale if text.architecture.startswith(_SCALED_IN_DECODER) else 1.0,
+        is_whole=of_text.text("use_bidirectional_attention") == "vision",
+        is_whole_in_windows=of_text.text("use_bidirectional_attention") == "vision",
         merge=0 if known.merge is None else its.whole(*known.merge),
     )
 

@@ -152,6 +152,7 @@ class Images(RowPart):
             upload(np.concatenate(turns, axis=1)) if self._turns else None,
             tuple(wholes),
             upload(_last_seen(batch, wholes)) if wholes else None,
+            self.store.tower.vision.is_whole_in_windows,
         )
 
 

@@ -33,6 +33,8 @@ class ForeignEyes(NamedTuple):
     image_token: str = "<image>"  # that the tower's outputs replace
     mark: str = "<image>"
     kind: str = ""  # transformers' name, if several entries have the same
+    least_budget: int = 0  # a step that computes a whole image
+    has_old_names: bool = True  # whether the weights are saved under the names of the first release
 
 
 _TILE: dict[str, Any] = {
@@ -96,6 +98,7 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         processor="QianfanOCRProcessor",
         more={"downsample_ratio": 0.5},
         others=("<image>",),
+        has_old_names=False,
         **_INTERN,
     ),
     "deepseek_vl": ForeignEyes(
@@ -117,19 +120,23 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         mark="<|image_pad|>",
     ),
     "got_ocr2": ForeignEyes(
-        Case("qwen2"),
+        Case("qwen2", {"max_position_embeddings": 2048}),
         {
             **_TILE,
-            "image_size": 64,
+            "image_size": 256,
             "patch_size": 4,
             "output_channels": 16,
             "mlp_dim": 48,
-            "window_size": 2,
-            "global_attn_indexes": [1],
+            "window_size": 4,
+            "global_attn_indexes": [],
         },
-        {"size": {"height": 64, "width": 64}},
+        {"size": {"height": 256, "width": 256}},
         "GotOcr2Processor",
         "GotOcr2ImageProcessor",
+        tokens={},
+        others=("<imgpad>", "<img>", "</img>"),
+        image_token="<imgpad>",
+        mark="<imgpad>",
     ),
     "idefics2": ForeignEyes(
         Case("mistral"),
@@ -270,6 +277,7 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
                 "hidden_size_per_layer_input": 16,
                 "vocab_size_per_layer_input": 420,
                 "num_hidden_layers": 6,
+                "max_position_embeddings": 1024,
             },
         ),
         {
@@ -283,12 +291,58 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
             "pooling_kernel_size": 2,
             "position_embedding_size": 64,
         },
-        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 280},
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         "Gemma4Processor",
         "Gemma4ImageProcessor",
-        tokens={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+        tokens={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
         image_token="<|image|>",
         mark="<|image|>",
+    ),
+    "gemma4-whole": ForeignEyes(
+        Case(
+            "gemma4_text",
+            {
+                "global_head_dim": 32,
+                "hidden_size_per_layer_input": 0,
+                "use_bidirectional_attention": "vision",
+                "vocab_size_per_layer_input": 420,
+                "num_hidden_layers": 6,
+                "max_position_embeddings": 1024,
+            },
+        ),
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 64,
+        },
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        "Gemma4Processor",
+        "Gemma4ImageProcessor",
+        tokens={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        image_token="<|image|>",
+        mark="<|image|>",
+        kind="gemma4",
+        least_budget=160,
     ),
 }
 
