@@ -38,6 +38,26 @@ _TURNING = {
     "Qwen3VLMoeForConditionalGeneration": [24, 20, 20],
 }
 """Models whose rotary pairs always alternate between time, row and column -> how many pairs each usually has."""
+_SAME_TEXTS = {
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
+    "paddleocr_vl_text": "LlamaForCausalLM",
+}
+"""Text parts that `transformers` has in no model of their own -> an architecture that computes the same."""
+_OTHERWISE = {
+    "glm4v_text": {"rms_norm_eps": 1e-5},
+    "glm4v_moe_text": {"attention_bias": True},
+    "glm_ocr_text": {"rms_norm_eps": 1e-5, "attention_bias": False},
+}
+"""Their usual values of fields, where that architecture has other ones."""
+_SECTIONS = {
+    "glm4v_text": [8, 12, 12],
+    "glm4v_moe_text": [8, 12, 12],
+    "glm_ocr_text": [8, 12, 12],
+    "paddleocr_vl_text": [16, 24, 24],
+}
+"""How many rotary pairs of these usually turn with time, row and column, one kind after the other."""
 _RENAMED = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
@@ -59,7 +79,7 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
     """
     types = _TEXT_PARTS.get(architecture)
     if types is None and architecture in FOREIGN:
-        types = {kind: name for name, kind in transformers_architectures().items() if name in own}
+        types = {kind: name for name, kind in transformers_architectures().items() if name in own} | _SAME_TEXTS
     its = None if types is None else fields.object("text_config")
     if types is not None and its is None and fields.text("model_type") in types:
         its = fields
@@ -73,17 +93,23 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
         for name in _INHERITED
         if fields.has(name) and (its.raw(name) is None or name in _OF_THE_WHOLE)
     }
-    left_out = {} if its is fields else TEXT_DEFAULTS.get(kind, {})
+    left_out = {} if its is fields else dict(TEXT_DEFAULTS.get(kind, {}))
+    if kind in _SAME_TEXTS and kind in _OTHERWISE:
+        left_out |= _OTHERWISE[kind] | {"head_dim": its.whole("hidden_size") // its.whole("num_attention_heads")}
     its = its.with_fields({name: size for name, size in left_out.items() if not its.has(name)} | inherited)
     sections = _TURNING.get(architecture)
-    return types[kind], its if sections is None else _turning(its, sections)
+    if sections is not None:
+        its = _turning(its, sections, alternates=True)
+    elif kind in _SECTIONS:
+        its = _turning(its, _SECTIONS[kind], alternates=False)
+    return types[kind], its
 
 
-def _turning(its: JsonFields, sections: list[int]) -> JsonFields:
-    """Return rotary settings in which pairs alternate, whatever the file says; `sections`: unless it has its own."""
+def _turning(its: JsonFields, sections: list[int], *, alternates: bool) -> JsonFields:
+    """Return rotary settings whose pairs alternate or not, whatever the file says; `sections`: unless it has its own."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
     said = its.raw(name) or {}
-    return its.with_fields({name: {"mrope_section": sections, **said, "mrope_interleaved": True}})
+    return its.with_fields({name: {"mrope_section": sections, **said, "mrope_interleaved": alternates}})
 
 
 def name_in_text_part(name: str) -> str | None:

@@ -217,8 +217,11 @@ def foreign_tower(
     made: Any = _without_decoder(getattr(transformers, vision.architecture))
     assert checkpoint is not None
     try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+        config.__dict__.pop("quantization_config", None)  # of the decoder; what the tower has, must be floats
         model, info = made.from_pretrained(
             checkpoint.path,
+            config=config,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,

@@ -6,12 +6,18 @@ from penstock.models.description.decoder import Decoder
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.vision.foreign import Foreign, ForeignVision
 
+_MERGE = ("spatial_merge_size", 2)
+
 FOREIGN: Mapping[str, Foreign] = {
     "AyaVisionForConditionalGeneration": Foreign(image_token=("image_token_index", 255036), mark="<image>"),
     "DeepseekVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
     "DeepseekVLHybridForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
     "Exaone4_5_ForConditionalGeneration": Foreign(image_token=("image_token_id", 67)),
     "Gemma4ForConditionalGeneration": Foreign(image_token=("image_token_id", 258880), changes_logits=True),
+    "Glm46VForConditionalGeneration": Foreign(image_token=("image_token_id", 151343), merge=_MERGE),
+    "Glm4vForConditionalGeneration": Foreign(image_token=("image_token_id", 151343), merge=_MERGE),
+    "Glm4vMoeForConditionalGeneration": Foreign(image_token=("image_token_id", 151363), merge=_MERGE),
+    "GlmOcrForConditionalGeneration": Foreign(image_token=("image_token_id", 59280), merge=_MERGE),
     "GotOcr2ForConditionalGeneration": Foreign(image_token=("image_token_index", 151859)),
     "Idefics2ForConditionalGeneration": Foreign(image_token=("image_token_id", 32001)),
     "InternVLForConditionalGeneration": Foreign(image_token=("image_token_id", 151667)),
@@ -20,8 +26,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "LlavaNextVideoForConditionalGeneration": Foreign(image_token=("image_token_index", 32001)),
     "LlavaOnevisionForConditionalGeneration": Foreign(image_token=("image_token_index", 151646)),
     "MiniCPMV4_6ForConditionalGeneration": Foreign(),
-    "MiniCPMV4_7ForConditionalGeneration": Foreign(),
     "Ovis2ForConditionalGeneration": Foreign(image_token=("image_token_id", 151665)),
+    "PaddleOCRVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100295), merge=_MERGE),
     "QianfanOCRForConditionalGeneration": Foreign(image_token=("image_token_id", 151667), mark="<image>"),
     "VideoLlama3ForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
     "VideoLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),

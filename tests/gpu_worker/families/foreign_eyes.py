@@ -32,6 +32,7 @@ class ForeignEyes(NamedTuple):
     others: tuple[str, ...] = ()  # tokens without a name
     image_token: str = "<image>"  # that the tower's outputs replace
     mark: str = "<image>"
+    around: tuple[str, str] = ("", "")  # what chat templates write around a mark
     kind: str = ""  # transformers' name, if several entries have the same
     least_budget: int = 0  # a step that computes a whole image
     has_old_names: bool = True  # whether the weights are saved under the names of the first release
@@ -62,6 +63,18 @@ _GRID: dict[str, Any] = {
     "depth": 2, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "patch_size": 4,
 }  # fmt: skip
 _PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
+_GLM_TURNS = rope("default", partial_rotary_factor=0.5, mrope_section=[1, 1, 2])
+_GLM = {**_GRID, "image_size": 24}
+_GLM_FILES: dict[str, Any] = {
+    "image": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 128, "longest_edge": 4096}},
+    "processor": "Glm4vProcessor",
+    "image_processor": "Glm4vImageProcessor",
+    "tokens": {"image_token": "<|image|>", "video_token": "<|video|>"},
+    "others": ("<|begin_of_video|>", "<|end_of_video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    "image_token": "<|image|>",
+    "mark": "<|image|>",
+    "around": ("<|begin_of_image|>", "<|end_of_image|>"),
+}
 
 FOREIGN_EYES: dict[str, ForeignEyes] = {
     "aya_vision": ForeignEyes(
@@ -91,6 +104,43 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         mark="<IMG_CONTEXT>",
         kind="internvl",
         **_INTERN,
+    ),
+    "glm4v": ForeignEyes(Case("glm4v_text", {**_GLM_TURNS}), _GLM, **_GLM_FILES),
+    "glm46v": ForeignEyes(
+        Case("glm4v_text", {**_GLM_TURNS}),
+        _GLM,
+        **{**_GLM_FILES, "processor": "Glm46VProcessor", "image_processor": "Glm46VImageProcessor"},
+    ),
+    "glmga": ForeignEyes(
+        Case("glm4v_text", {**_GLM_TURNS}),
+        _GLM,
+        **{**_GLM_FILES, "processor": "Glm46VProcessor", "image_processor": "GlmgaImageProcessor"},
+    ),
+    "glm4v_moe": ForeignEyes(Case("glm4v_moe_text", {**_GLM_TURNS, "n_routed_experts": 8}), _GLM, **_GLM_FILES),
+    "glm_ocr": ForeignEyes(Case("glm_ocr_text", {**_GLM_TURNS}), _GLM, **_GLM_FILES),
+    "paddleocr_vl": ForeignEyes(
+        Case("paddleocr_vl_text", rope("default", mrope_section=[2, 3, 3])),
+        _TILE,
+        {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 2048}},
+        "PaddleOCRVLProcessor",
+        "PaddleOCRVLImageProcessor",
+        others=("<|IMAGE_START|>", "<|IMAGE_END|>"),
+        around=("<|IMAGE_START|>", "<|IMAGE_END|>"),
+    ),
+    "deepseek_vl_hybrid": ForeignEyes(
+        Case("llama"),
+        {**_SIGLIP, "image_size": 24},
+        {"size": {"height": 24, "width": 24}, "high_res_size": {"height": 64, "width": 64}, "min_size": 4},
+        "DeepseekVLHybridProcessor",
+        "DeepseekVLHybridImageProcessor",
+        {
+            "high_res_vision_config": {
+                "model_type": "sam_vision_model", "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2,
+                "num_attention_heads": 2, "image_size": 64, "patch_size": 4, "mlp_dim": 48, "window_size": 4,
+                "global_attn_indexes": [1], "num_pos_feats": 8,
+            }
+        },
+        {"num_image_tokens": 36},
     ),
     "qianfan_ocr": ForeignEyes(
         Case("qwen3"),

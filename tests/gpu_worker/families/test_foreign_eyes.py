@@ -54,13 +54,13 @@ class Checkpoint:
         self.made = ForeignProcessor(checkpoint, family)
         self.oracle: Any = self.made._processor
         drawn = [noise(*size, seed) for seed, size in enumerate(_SIZES)]
-        self.prompts = [self._prompt(text, drawn, eyes.mark, family.token) for text in _TEXTS]
+        self.prompts = [self._prompt(text, drawn, eyes.mark, eyes.around) for text in _TEXTS]
         self.reference.known = self.prompts
 
-    def _prompt(self, text: str, drawn: list[Image.Image], mark: str, token: str) -> test_images.Prompt:
+    def _prompt(self, text: str, drawn: list[Image.Image], mark: str, around: tuple[str, str]) -> test_images.Prompt:
         shown = [drawn[int(part[0])] for part in text.split("{")[1:]]
         for number in range(len(drawn)):
-            text = text.replace(f"{{{number}}}", mark)
+            text = text.replace(f"{{{number}}}", mark.join(around))
         read = [self.made.process(image) for image in shown]
         placeholders = [image.placeholder for image in read]
         short = self.oracle.tokenizer(with_placeholders(text, mark, placeholders), add_special_tokens=False)
@@ -134,6 +134,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_images, "inline", _inline)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("name", FOREIGN_EYES)
 def test_greedy(tmp_path: Path, name: str) -> None:
     made = Checkpoint(tmp_path, name)
