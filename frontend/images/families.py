@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.frontend.images.processor_files import ProcessorFiles, token_text
+from penstock.frontend.images.processor_files import ProcessorFiles, token_texts
 from penstock.models.files.source import Checkpoint
 from penstock.models.parsing.json_fields import JsonFields
-from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of
+from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of, other_tokens_of
 from penstock.models.vision.foreign import Foreign
 from penstock.models.vision.views import WholeThenTiles
 
@@ -46,6 +46,8 @@ class ImageFamily:
     placeholder: Callable[[Outputs], Placeholder]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
     is_foreign: bool = False  # transformers' own processor says what stands for an image: `foreign.py`
+    other_tokens: tuple[str, ...] = ()  # that the outputs of a foreign tower replace, too
+    needs_torchvision: bool = False  # whether that processor does
     has_grid: bool = False  # whether a foreign tower's positions follow an image's rows and columns
 
 
@@ -147,10 +149,21 @@ def _pixtral(said: ProcessorFiles) -> ImageFamily:
 def _foreign(said: ProcessorFiles, checkpoint: Checkpoint, known: Foreign) -> ImageFamily | None:
     """A model whose processor is `transformers`' own; None if it has no image processor, or no image token."""
     config = JsonFields("config.json", said.config)
-    token = token_text(checkpoint.tokenizer(), image_token_of(known, config))
+    ids = (image_token_of(known, config), *other_tokens_of(known, config))
+    token, *others = token_texts(checkpoint.tokenizer(), ids)
     if token is None or not said.image:
         return None
-    return ImageFamily(known.mark or token, token, "", said.image, _nothing, is_foreign=True, has_grid=known.merge is not None)
+    return ImageFamily(
+        known.mark or token,
+        token,
+        "",
+        said.image,
+        _nothing,
+        is_foreign=True,
+        other_tokens=tuple(text for text in others if text is not None),
+        needs_torchvision=known.needs_torchvision,
+        has_grid=known.merge is not None,
+    )
 
 
 def _nothing(outputs: Outputs) -> Placeholder:

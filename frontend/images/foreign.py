@@ -34,7 +34,10 @@ class ForeignProcessor:
             ConfigError: `transformers` has no such processor that works without torch, or it does not take the
                 checkpoint's settings.
         """
-        self._token, self._has_grid = family.token, family.has_grid
+        self._token, self._has_grid, self._has_others = family.token, family.has_grid, bool(family.other_tokens)
+        self._one = "|".join(map(re.escape, (family.token, *family.other_tokens)))
+        self._run = f"(?:{self._one})+"
+        self._kind = "pt" if family.needs_torchvision else "np"
         try:
             self._processor = _made(checkpoint.path, ProcessorFiles(checkpoint))
         except (ImportError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -43,7 +46,7 @@ class ForeignProcessor:
         its = self._processor
         if family.mark not in (its.image_token, getattr(its, "image_placeholder_token", None)):
             raise ConfigError(f"the processor's mark for an image is {its.image_token!r}, not {family.mark!r}")
-        merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors="np")
+        merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors=self._kind)
         known = inspect.signature(its._process_images).parameters  # some want settings of the whole processor, too
         self._arguments = {name: value for name, value in merged.items() if name in known} | merged["images_kwargs"]
 
@@ -52,20 +55,32 @@ class ForeignProcessor:
         try:
             outputs, (text,) = self._processor._process_images([image], **self._arguments)
             unused = self._processor.unused_input_names
-            tensors = {name: plain(np.asarray(its)) for name, its in outputs.items() if name not in unused}
+            tensors = {name: plain(_array(its)) for name, its in outputs.items() if name not in unused}
         except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
             width, height = image.size
             said = str(error).partition("\n")[0][:160]
             raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
-        runs = tuple(len(run) // len(self._token) for run in re.findall(f"(?:{re.escape(self._token)})+", text))
-        if not runs:
+        placed = [re.findall(self._one, run) for run in re.findall(self._run, text)]
+        if not placed:
             raise ImageRefusedError("it is too small: the model would see nothing of it")
-        short = re.sub(f"(?:{re.escape(self._token)})+", lambda run: self._token, text)
+        if self._has_others:  # the tower makes something else for each of them
+            ids = [self._processor.tokenizer.convert_tokens_to_ids(token) for run in placed for token in run]
+            tensors["input_ids"] = np.array([ids], np.int64)
+        runs, short = tuple(map(len, placed)), re.sub(self._run, lambda run: self._token, text)
         if getattr(self._processor, "default_use_image_id", False):
             short = f"{self._processor.image_id_start_token}{NUMBER}{self._processor.image_id_end_token}{short}"
         grid = tuple(map(int, tensors["image_grid_thw"][0])) if self._has_grid else (sum(runs),)
         placeholder = Placeholder(short, runs, grid)
         return ProcessedImage(key_of(tensors, grid), placeholder, tensors)
+
+
+def _array(values: Any) -> np.ndarray:
+    """What a processor made; a tensor of a type that numpy lacks becomes one of floats."""
+    return (
+        values.float().numpy()
+        if hasattr(values, "is_floating_point") and values.is_floating_point()
+        else np.asarray(values)
+    )
 
 
 class _Nothing:

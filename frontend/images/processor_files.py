@@ -1,6 +1,6 @@
 """What a checkpoint's files say about its image processor, wherever they say it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -91,7 +91,7 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
-def token_text(tokenizer: bytes, token_id: int) -> str | None:
-    """The text of an added token in tokenizer.json; None if there is none."""
-    added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
-    return next((each.content for each in added if each.id == token_id), None)
+def token_texts(tokenizer: bytes, token_ids: Sequence[int]) -> list[str | None]:
+    """The texts of added tokens in tokenizer.json; None for ids that are none."""
+    texts = {each.id: each.content for each in msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens}
+    return [texts.get(token_id) for token_id in token_ids]

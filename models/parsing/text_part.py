@@ -39,6 +39,7 @@ _TURNING = {
 }
 """Models whose rotary pairs always alternate between time, row and column -> how many pairs each usually has."""
 _SAME_TEXTS = {
+    "gemma4_unified_text": "Gemma4ForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",

@@ -16,7 +16,10 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an architecture whose tower `transformers` computes."""
 
     image_token: tuple[str, int] = ("image_token_id", -1)  # the field of config.json, and its usual value; -1: none
+    other_tokens: tuple[str, tuple[int, ...]] = ("", ())
+    """The field of config.json with more tokens that the tower's outputs replace, and their usual ids."""
     mark: str = ""  # what chat templates write for an image, if it is not this token
+    needs_torchvision: bool = False  # whether its image processor is made of that library's functions alone
     changes_logits: bool = False
     """Whether the whole model scales or caps its logits as its text part alone would. Most forget to."""
     merge: tuple[str, int] | None = None

@@ -118,8 +118,9 @@ class ForeignTower:
 
     def _computed(self, pixels: Mapping[str, Tensor], num_embeddings: int) -> Tensor:
         """[embeddings, width]"""
+        ids = pixels.get("input_ids", torch.full((1, num_embeddings), self.vision.image_token))
         inputs: dict[str, Any] = {
-            "input_ids": torch.full((1, num_embeddings), self.vision.image_token, device=self.device),
+            "input_ids": ids.to(self.device),
             "position_ids": torch.arange(num_embeddings, device=self.device)[None],
             "use_cache": False,
         }

@@ -10,6 +10,17 @@ _MERGE = ("spatial_merge_size", 2)
 
 FOREIGN: Mapping[str, Foreign] = {
     "AyaVisionForConditionalGeneration": Foreign(image_token=("image_token_index", 255036), mark="<image>"),
+    "Cohere2VisionForConditionalGeneration": Foreign(image_token=("image_token_id", 255036), needs_torchvision=True),
+    "Gemma4UnifiedForConditionalGeneration": Foreign(
+        image_token=("image_token_id", 258880), changes_logits=True, needs_torchvision=True
+    ),
+    "Kimi_K25ForConditionalGeneration": Foreign(image_token=("image_token_id", 163605), needs_torchvision=True),
+    "Lfm2VlForConditionalGeneration": Foreign(image_token=("image_token_id", 396), needs_torchvision=True),
+    "Llama4ForConditionalGeneration": Foreign(
+        image_token=("image_token_index", 200092), mark="<|image|>", needs_torchvision=True
+    ),
+    "MiniCPMOcrForConditionalGeneration": Foreign(needs_torchvision=True),
+    "NemotronH_Omni_Reasoning_V3": Foreign(needs_torchvision=True),
     "DeepseekVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
     "DeepseekVLHybridForConditionalGeneration": Foreign(image_token=("image_token_id", 100015)),
     "Exaone4_5_ForConditionalGeneration": Foreign(image_token=("image_token_id", 67)),
@@ -26,7 +37,11 @@ FOREIGN: Mapping[str, Foreign] = {
     "LlavaNextVideoForConditionalGeneration": Foreign(image_token=("image_token_index", 32001)),
     "LlavaOnevisionForConditionalGeneration": Foreign(image_token=("image_token_index", 151646)),
     "MiniCPMV4_6ForConditionalGeneration": Foreign(),
-    "Ovis2ForConditionalGeneration": Foreign(image_token=("image_token_id", 151665)),
+    "Ovis2ForConditionalGeneration": Foreign(
+        image_token=("image_token_id", 151665),
+        other_tokens=("visual_indicator_token_ids", (151666, 151667, 151668, 151669, 151670)),
+        mark="<image>",
+    ),
     "PaddleOCRVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100295), merge=_MERGE),
     "QianfanOCRForConditionalGeneration": Foreign(image_token=("image_token_id", 151667), mark="<image>"),
     "VideoLlama3ForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
@@ -61,3 +76,9 @@ def image_token_of(known: Foreign, fields: JsonFields) -> int:
     other = "image_token_id" if name == "image_token_index" else "image_token_index"
     name = other if fields.raw(name) is None and fields.raw(other) is not None else name
     return fields.whole(name, usual if usual >= 0 else None, least=0)
+
+
+def other_tokens_of(known: Foreign, fields: JsonFields) -> tuple[int, ...]:
+    """Return the ids of a model's further tokens that the tower's outputs replace."""
+    name, usual = known.other_tokens
+    return tuple(fields.wholes(name)) or usual if name else ()

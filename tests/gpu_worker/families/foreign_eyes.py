@@ -32,9 +32,11 @@ class ForeignEyes(NamedTuple):
     others: tuple[str, ...] = ()  # tokens without a name
     image_token: str = "<image>"  # that the tower's outputs replace
     mark: str = "<image>"
+    other_tokens: tuple[str, ...] = ()  # that they replace, too: `others` that config.json lists
     around: tuple[str, str] = ("", "")  # what chat templates write around a mark
     kind: str = ""  # transformers' name, if several entries have the same
     least_budget: int = 0  # a step that computes a whole image
+    needs_torchvision: bool = False
     has_old_names: bool = True  # whether the weights are saved under the names of the first release
 
 
@@ -135,9 +137,17 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         "DeepseekVLHybridImageProcessor",
         {
             "high_res_vision_config": {
-                "model_type": "sam_vision_model", "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2,
-                "num_attention_heads": 2, "image_size": 64, "patch_size": 4, "mlp_dim": 48, "window_size": 4,
-                "global_attn_indexes": [1], "num_pos_feats": 8,
+                "model_type": "sam_vision_model",
+                "hidden_size": 32,
+                "output_channels": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 64,
+                "patch_size": 4,
+                "mlp_dim": 48,
+                "window_size": 4,
+                "global_attn_indexes": [1],
+                "num_pos_feats": 8,
             }
         },
         {"num_image_tokens": 36},
@@ -291,7 +301,9 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         "Ovis2ImageProcessor",
         {"hidden_size": 64},
         {"image_seq_length": 9},
-        others=("<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+        others=("<IMG_ATOM>",),
+        other_tokens=("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+        image_token="<IMG_ATOM>",
     ),
     "video_llama_3": ForeignEyes(
         Case("qwen2"),
@@ -394,13 +406,111 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         kind="gemma4",
         least_budget=160,
     ),
+    "cohere2_vision": ForeignEyes(
+        Case("cohere2"),
+        _SIGLIP,
+        {"size": {"height": 24, "width": 24}, "max_patches": 2, "patch_size": 3},
+        "Cohere2VisionProcessor",
+        "Cohere2VisionImageProcessor",
+        {"downsample_factor": 2, "alignment_intermediate_size": 64},
+        tokens={
+            "image_token": "<image>",
+            "boi_token": "<boi>",
+            "eoi_token": "<eoi>",
+            "img_line_break_token": "<break>",
+        },
+        needs_torchvision=True,
+    ),
+    "kimi_k25": ForeignEyes(
+        Case(
+            "deepseek_v3",
+            {"head_dim": 8, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        ),
+        {**_TILE, "pos_emb_height": 8, "pos_emb_width": 8},
+        {"patch_size": 4, "merge_size": 2, "size": {"max_height": 8, "max_width": 8}, "max_patches": 64},
+        "Kimi_K25Processor",
+        "Kimi_K25ImageProcessor",
+        {"projection_hidden_size": 32},
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+        needs_torchvision=True,
+        has_old_names=False,
+    ),
+    "lfm2_vl": ForeignEyes(
+        Case("lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
+        {**_TILE, "model_type": "siglip2_vision_model", "num_patches": 36, "vision_use_head": False},
+        {
+            "encoder_patch_size": 4,
+            "tile_size": 24,
+            "size": {"height": 24, "width": 24},
+            "min_image_tokens": 4,
+            "max_image_tokens": 9,
+            "max_num_patches": 36,
+            "max_tiles": 4,
+        },
+        "Lfm2VlProcessor",
+        "Lfm2VlImageProcessor",
+        {"projector_hidden_size": 48},
+        others=("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+        needs_torchvision=True,
+    ),
+    "llama4": ForeignEyes(
+        Case("llama4_text", seed=1),
+        {
+            **_TILE,
+            "vision_output_dim": 48,
+            "projector_input_dim": 48,
+            "projector_output_dim": 48,
+            "intermediate_size": 128,
+        },
+        {"size": {"height": 24, "width": 24}, "max_patches": 3},
+        "Llama4Processor",
+        "Llama4ImageProcessor",
+        settings={"patch_size": 4},
+        tokens={},
+        others=(
+            "<|image|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ),
+        image_token="<|patch|>",
+        mark="<|image|>",
+        needs_torchvision=True,
+    ),
+    "minicpm_ocr": ForeignEyes(
+        Case(
+            "qwen3_5_text",
+            {
+                **DELTA,
+                **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True),
+            },
+        ),
+        {**_TILE, "insert_layer_id": 0},
+        {"patch_size": 4, "scale_resolution": 24, "max_slice_nums": 2},
+        "MiniCPMOcrProcessor",
+        "MiniCPMOcrImageProcessor",
+        {"insert_layer_id": 0},
+        tokens={
+            "image_token": "<image>",
+            "video_token": "<video>",
+            "image_start_token": "<is>",
+            "image_end_token": "<ie>",
+            "slice_start_token": "<ss>",
+            "slice_end_token": "<se>",
+            "image_id_start_token": "<ids>",
+            "image_id_end_token": "<ide>",
+        },
+        needs_torchvision=True,
+    ),
 }
 
 
 def tokenizer_of(eyes: ForeignEyes) -> Tokenizer:
     """A small tokenizer with the model's own tokens."""
     tokenizer = byte_level_tokenizer()
-    texts = dict.fromkeys((*eyes.tokens.values(), *eyes.others))
+    texts = dict.fromkeys((*eyes.tokens.values(), *eyes.others, *eyes.other_tokens))
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     return tokenizer
 
@@ -423,11 +533,14 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     case = eyes.text._replace(changes={**eyes.text.changes, "vocab_size": tokenizer.get_vocab_size() + 5})
     text = config_of(case)
     make = transformers.CONFIG_MAPPING[eyes.kind or name]
-    ids = {field: token for field in ("image_token_id", "image_token_index") if hasattr(make(), field)}
+    ids: dict[str, Any] = {field: token for field in ("image_token_id", "image_token_index") if hasattr(make(), field)}
+    if eyes.other_tokens:
+        ids["vocab_size"] = case.changes["vocab_size"]
+        ids["visual_indicator_token_ids"] = [tokenizer.token_to_id(text) for text in eyes.other_tokens]
     tied = getattr(text, "tie_word_embeddings", False)
     parts = {"text_config": text.to_dict(), "vision_config": dict(eyes.vision), "tie_word_embeddings": tied}
     config = make(**{**parts, **ids, **eyes.more})
-    torch.manual_seed(2 + len(name))
+    torch.manual_seed(case.seed + len(name))
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     spread(model, case.wider)
     with torch.no_grad():
