@@ -544,5 +544,6 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     spread(model, case.wider)
     with torch.no_grad():
-        model.get_output_embeddings().weight[token] = 0.0  # nothing that is generated is an image's place
+        for each in (token, *map(tokenizer.token_to_id, eyes.other_tokens)):
+            model.get_output_embeddings().weight[each] = 0.0  # nothing that is generated is an image's place
     return model, token
