@@ -1,6 +1,7 @@
 """Models that also take images or sound: their text part is served, and the weights of other parts are not read."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from penstock.models.parsing.by_transformers import architectures as transformers_architectures
 from penstock.models.parsing.json_fields import JsonFields
@@ -40,13 +41,22 @@ _TURNING = {
 """Models whose rotary pairs always alternate between time, row and column -> how many pairs each usually has."""
 _SAME_TEXTS = {
     "gemma4_unified_text": "Gemma4ForCausalLM",
+    "granite_docling_text": "GraniteForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
     "paddleocr_vl_text": "LlamaForCausalLM",
 }
 """Text parts that `transformers` has in no model of their own -> an architecture that computes the same."""
-_OTHERWISE = {
+_OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
+    "granite_docling_text": {
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.263,
+        "rms_norm_eps": 1e-5,
+    },
     "glm4v_text": {"rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
     "glm_ocr_text": {"rms_norm_eps": 1e-5, "attention_bias": False},
@@ -63,6 +73,7 @@ _RENAMED = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     "language_model.model.": "model.",
+    "language_model.backbone.": "backbone.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
     **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
@@ -96,7 +107,7 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
     }
     left_out = {} if its is fields else dict(TEXT_DEFAULTS.get(kind, {}))
     if kind in _SAME_TEXTS and kind in _OTHERWISE:
-        left_out |= _OTHERWISE[kind] | {"head_dim": its.whole("hidden_size") // its.whole("num_attention_heads")}
+        left_out |= {**_OTHERWISE[kind], "head_dim": its.whole("hidden_size") // its.whole("num_attention_heads")}
     its = its.with_fields({name: size for name, size in left_out.items() if not its.has(name)} | inherited)
     sections = _TURNING.get(architecture)
     if sections is not None:

@@ -20,6 +20,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     """The field of config.json with more tokens that the tower's outputs replace, and their usual ids."""
     mark: str = ""  # what chat templates write for an image, if it is not this token
     needs_torchvision: bool = False  # whether its image processor is made of that library's functions alone
+    deep: str = ""  # the field of vision_config with the tower's layers whose outputs go to layers of the decoder
     changes_logits: bool = False
     """Whether the whole model scales or caps its logits as its text part alone would. Most forget to."""
     merge: tuple[str, int] | None = None
@@ -32,12 +33,19 @@ class ForeignVision(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     image_token: int  # its positions in a prompt get the embeddings
-    width: int  # of an embedding
+    out_size: int
+    num_deep: int = 0
+    """How many parts an embedding has for the decoder's layers: one is added after each of the first layers."""
     scale: float = 1.0
     """Embeddings are multiplied by it, because the decoder of `transformers` multiplies them with those of tokens."""
     merge: int = 0  # as in `Foreign`; 0: positions only count
     is_whole: bool = False  # as in `VisionTower`
     is_whole_in_windows: bool = False  # as in `VisionTower`
+
+    @property
+    def width(self) -> int:
+        """As in `VisionTower`."""
+        return self.out_size * (1 + self.num_deep)
 
     @property
     def norm_eps(self) -> float:

@@ -70,7 +70,7 @@ class _NoDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = _NoTokens(config.hidden_size)
-        self.kept: Tensor | None = None
+        self.kept: tuple[Tensor, list[Tensor]] | None = None
 
     def get_input_embeddings(self) -> nn.Module:
         """As in all models of `transformers`."""
@@ -79,8 +79,8 @@ class _NoDecoder(nn.Module):
     def get_per_layer_inputs(self, *args: object) -> None:
         """Gemma's vectors for each layer, which tokens alone have."""
 
-    def forward(self, *args: object, inputs_embeds: Tensor, **others: object) -> _Output:
-        self.kept = inputs_embeds
+    def forward(self, *args: object, inputs_embeds: Tensor, **others: Any) -> _Output:
+        self.kept = inputs_embeds, others.get("deepstack_visual_embeds") or []
         return _Output(last_hidden_state=inputs_embeds, logits=inputs_embeds)
 
 
@@ -93,7 +93,7 @@ class ForeignTower:
         self._model, self._decoder = model, decoder
         self._known = frozenset(inspect.signature(model.forward).parameters)
         self._dtype = next((its.dtype for its in model.parameters() if its.is_floating_point()), torch.float32)
-        decoder.embed_tokens.zero = torch.zeros(vision.width, dtype=self._dtype, device=device)
+        decoder.embed_tokens.zero = torch.zeros(vision.out_size, dtype=self._dtype, device=device)
         self._turn: _Turn | None = None  # of the picture that is computed at the moment
         for module in model.modules():
             if not any(True for _ in module.children()):
@@ -127,9 +127,10 @@ class ForeignTower:
         inputs |= {name: self._given(values) for name, values in pixels.items() if name not in _OWN_INPUTS}
         self._model(**{name: value for name, value in inputs.items() if name in self._known})
         kept, self._decoder.kept = self._decoder.kept, None
-        if kept is None or kept.shape != (1, num_embeddings, self.vision.width):
-            raise ValueError("the vision tower made no embeddings of the image")
-        return kept[0] * self.vision.scale
+        made = None if kept is None else torch.cat([kept[0][0] * self.vision.scale, *kept[1]], dim=1)
+        if made is None or made.shape != (num_embeddings, self.vision.width):
+            raise ValueError("the vision tower makes other embeddings of the image than its processor says")
+        return made
 
     def _given(self, values: Tensor) -> Tensor:
         return values.to(self.device, self._dtype) if values.is_floating_point() else values.to(self.device)

@@ -11,9 +11,6 @@ _MERGE = ("spatial_merge_size", 2)
 FOREIGN: Mapping[str, Foreign] = {
     "AyaVisionForConditionalGeneration": Foreign(image_token=("image_token_index", 255036), mark="<image>"),
     "Cohere2VisionForConditionalGeneration": Foreign(image_token=("image_token_id", 255036), needs_torchvision=True),
-    "Gemma4UnifiedForConditionalGeneration": Foreign(
-        image_token=("image_token_id", 258880), changes_logits=True, needs_torchvision=True
-    ),
     "Kimi_K25ForConditionalGeneration": Foreign(image_token=("image_token_id", 163605), needs_torchvision=True),
     "Lfm2VlForConditionalGeneration": Foreign(image_token=("image_token_id", 396), needs_torchvision=True),
     "Llama4ForConditionalGeneration": Foreign(
@@ -30,6 +27,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "Glm4vMoeForConditionalGeneration": Foreign(image_token=("image_token_id", 151363), merge=_MERGE),
     "GlmOcrForConditionalGeneration": Foreign(image_token=("image_token_id", 59280), merge=_MERGE),
     "GotOcr2ForConditionalGeneration": Foreign(image_token=("image_token_index", 151859)),
+    "GraniteDoclingForConditionalGeneration": Foreign(
+        image_token=("image_token_id", 100337), changes_logits=True, deep="deepstack_visual_indexes"
+    ),
     "Idefics2ForConditionalGeneration": Foreign(image_token=("image_token_id", 32001)),
     "InternVLForConditionalGeneration": Foreign(image_token=("image_token_id", 151667)),
     "JanusForConditionalGeneration": Foreign(image_token=("image_token_id", 100581)),
@@ -62,7 +62,8 @@ def foreign(architecture: str, fields: JsonFields, text: Decoder) -> ForeignVisi
     return ForeignVision(
         architecture=architecture,
         image_token=image_token_of(known, fields),
-        width=text.hidden_size,
+        out_size=text.hidden_size,
+        num_deep=len(its.wholes(known.deep)) if known.deep else 0,
         scale=text.embedding_scale if text.architecture.startswith(_SCALED_IN_DECODER) else 1.0,
         is_whole=of_text.text("use_bidirectional_attention") == "vision",
         is_whole_in_windows=of_text.text("use_bidirectional_attention") == "vision",

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from tests.frontend.checkpoint_folder import byte_level_tokenizer
 from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import config_of, spread
+from tests.gpu_worker.families.recurrent import CASES as RECURRENT
 from tests.gpu_worker.families.recurrent import DELTA
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -406,6 +407,45 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         kind="gemma4",
         least_budget=160,
     ),
+    "granite_docling": ForeignEyes(
+        Case("granite_docling_text", {"tie_word_embeddings": True, "embedding_multiplier": 2.0}),
+        {**_TILE, "scale_factor": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_hidden_layers": 3},
+        {
+            **_TILES,
+            "fine_route": False,
+            "dense_max_patches": 0,
+            "dense_max_scale": 0.0,
+            "dense_min_aspect": 0.0,
+            "dense_max_aspect": 0.0,
+        },
+        "GraniteDoclingProcessor",
+        "GraniteDoclingImageProcessor",
+        settings={"image_seq_len": 9},
+        others=(
+            "<fake_token_around_image>",
+            "<global-img>",
+            *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+        ),
+    ),
+    "nemotron_h_omni": ForeignEyes(
+        Case("nemotron_h", RECURRENT["nemotron_h"].changes),
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": 4,
+            "image_size": 24,
+            "max_img_size": 64,
+            "video_temporal_patch_size": 2,
+        },
+        {"patch_size": 4, "min_num_patches": 16, "max_num_patches": 64},
+        "NemotronH_Omni_Reasoning_V3Processor",
+        "NemotronH_Omni_Reasoning_V3ImageProcessor",
+        {"projector_hidden_size": 48, "vision_hidden_size": 32, "audio_config": None},
+        tokens={"image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>"},
+        others=("<video>", "<so_embedding>"),
+        needs_torchvision=True,
+    ),
     "cohere2_vision": ForeignEyes(
         Case("cohere2"),
         _SIGLIP,
@@ -545,5 +585,5 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     spread(model, case.wider)
     with torch.no_grad():
         for each in (token, *map(tokenizer.token_to_id, eyes.other_tokens)):
-            model.get_output_embeddings().weight[each] = 0.0  # nothing that is generated is an image's place
+            (model.get_output_embeddings() or model.language_model.lm_head).weight[each] = 0.0  # nothing that is generated is an image's place
     return model, token
