@@ -261,5 +261,6 @@ def _without_decoder(architecture: Any) -> Any:
         def tie_weights(self, *args: Any, **others: Any) -> None:
             """Nothing is left that is tied."""
 
-    WithoutDecoder.__name__ = architecture.__name__
+    # By its name and module, transformers knows how the names of weights have changed since the first release.
+    WithoutDecoder.__name__, WithoutDecoder.__module__ = architecture.__name__, architecture.__module__
     return WithoutDecoder
