@@ -31,6 +31,7 @@ class PromptImages:
         self._image_token_id = image_token_id
         self.reader = reader
         self.limits = limits
+        self.is_foreign = family.is_foreign
         self._is_remote = is_remote
 
     async def close(self) -> None:
@@ -94,29 +95,35 @@ class PromptImages:
         return PixelRef(pixels.segment, pixels.num_bytes, pixels.tensors)
 
 
-def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | None:
-    """What puts images into this model's prompts; None if the model takes no images.
+def prompt_images(config: Config, tokenizer: TextTokenizer) -> tuple[PromptImages | None, str]:
+    """What puts images into this model's prompts; None if it is served as text only, and then why.
+
+    The reason is a clause; it is empty for models that see nothing anyway.
 
     Raises:
         ConfigError: the model's image processor has settings that make no sense, or do not fit its vision tower.
     """
     checkpoint, options = open_model(config), config.frontend
-    if not options.max_images or not checkpoint.processor_config:
-        return None
+    if not checkpoint.config.get("vision_config") and not checkpoint.processor_config:
+        return None, ""  # most models: nothing more is imported for them
+    if not options.max_images:
+        return None, "the server was started with --max-images 0"
     from penstock.frontend.images.families import image_family_of
     from penstock.frontend.images.fit import check_fit
     from penstock.frontend.images.reader import ImageReader
     from penstock.models.description.decoder import Decoder
     from penstock.models.families.registry import parse_model_config
+    from penstock.models.parsing.vision.foreign import why_no_images
 
     family = image_family_of(checkpoint)
     image_token_id = None if family is None else tokenizer.token_id(family.token)
-    if family is None or image_token_id is None:
-        return None
     model = parse_model_config(checkpoint.config, config.model.model_impl)
-    if isinstance(model, Decoder) and model.vision is not None:
-        check_fit(checkpoint, family, image_token_id, model.vision)
+    vision = model.vision if isinstance(model, Decoder) else None
+    lacks = "" if family is None else family.lacks
+    if family is None or image_token_id is None or lacks or vision is None:
+        return None, lacks or why_no_images(model.text_part_of, has_processor=bool(checkpoint.processor_config))
+    check_fit(checkpoint, family, image_token_id, vision)
     limits = ImageLimits(options.max_images)
     is_remote = "tcp://" in str(config.ipc.frontend_address)
     reader = ImageReader(checkpoint.path, options, limits)
-    return PromptImages(family, image_token_id, reader, limits, is_remote=is_remote)
+    return PromptImages(family, image_token_id, reader, limits, is_remote=is_remote), ""

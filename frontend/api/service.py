@@ -393,6 +393,7 @@ class Service:
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
     _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
+    _why_no_images: str = field(default="", init=False)
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
 
@@ -402,12 +403,13 @@ class Service:
         self.access = Access(load_api_keys(options.api_keys_file))
         self.streams = StreamKeeper(options.max_resumable_bytes, Bounds())
         self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
+        images, self._why_no_images = prompt_images(self.config, self.model.tokenizer)
         self.prompts = PromptReader(
             model_path(self.config),
             options.chat_template,
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,
-            images=prompt_images(self.config, self.model.tokenizer),
+            images=images,
         )
         tables: Tables
         if self.database is not None:
@@ -521,6 +523,7 @@ class Service:
             tool_format=self.model.tool_format,
             hides_calls=self.model.hides_calls,
             images=self.image_limits,
+            why_no_images=self.why_no_images,
             has_drafts=facts is None or bool(facts.max_drafts),
         )
 
@@ -531,6 +534,14 @@ class Service:
         if self.prompts.images is None or facts is None or not facts.takes_images:
             return None
         return self.prompts.images.limits
+
+    @property
+    def why_no_images(self) -> str:
+        """Why a model that sees is served as text only: a clause; empty if it is not, or if it sees nothing anyway."""
+        facts = self.engine.last_facts
+        if self.prompts.images is not None and facts is not None and not facts.takes_images:
+            return "its engine computes no images"
+        return self._why_no_images
 
     @property
     def fingerprint(self) -> str | None:

@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from penstock.config import ConfigError
-from penstock.frontend.text.child_pool import answer, limit_resources
+from penstock.frontend.text.child_pool import MAX_MEMORY, answer, limit_resources
 from penstock.ipc import process, shared_files
 from penstock.models.finding.registry import open_checkpoint
 
 _PRIORITY = 5
 """The process's niceness: text comes first."""
+
+_MEMORY_WITH_TORCH = 16 << 30
+"""Of address space: torch with its libraries for GPUs takes several GiB of it, though hardly any memory."""
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes."""
@@ -31,9 +34,7 @@ def main(argv: list[str]) -> int:
     path, max_file_bytes, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-images", "warning")
-    limit_resources(int(max_file_bytes))
     os.nice(_PRIORITY)
-    sys.modules["torch"] = None  # type: ignore[assignment]  # as if there were none: 80 MB instead of 400, and sooner
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
     try:
         try:
@@ -48,6 +49,9 @@ def main(argv: list[str]) -> int:
         family = image_family_of(checkpoint)
         if family is None:
             raise ConfigError("this model takes no images")
+        limit_resources(int(max_file_bytes), _MEMORY_WITH_TORCH if family.needs_torchvision else MAX_MEMORY)
+        if not family.needs_torchvision:
+            sys.modules["torch"] = None  # type: ignore[assignment]  # as if there were none: 80 MB, not 400
         processor = processor_of(family, checkpoint)
     except ConfigError as error:
         answer(["", str(error)])

@@ -8,6 +8,7 @@ beside it. An image token never joins with its neighbours, so runs can be expand
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,13 @@ class ImageFamily:
     other_tokens: tuple[str, ...] = ()  # that the outputs of a foreign tower replace, too
     needs_torchvision: bool = False  # whether that processor does
     has_grid: bool = False  # whether a foreign tower's positions follow an image's rows and columns
+
+    @property
+    def lacks(self) -> str:
+        """What is not installed of what its processor needs; a clause, empty if nothing is."""
+        if self.needs_torchvision and find_spec("torchvision") is None:
+            return "its image processor needs the Python package torchvision, which is not installed"
+        return ""
 
 
 def _qwen(said: ProcessorFiles) -> ImageFamily:

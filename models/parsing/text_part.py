@@ -6,7 +6,7 @@ from typing import Any
 from penstock.models.parsing.by_transformers import architectures as transformers_architectures
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
-from penstock.models.parsing.vision.foreign import FOREIGN
+from penstock.models.parsing.vision.foreign import FOREIGN, TEXT_ONLY
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -41,6 +41,7 @@ _TURNING = {
 """Models whose rotary pairs always alternate between time, row and column -> how many pairs each usually has."""
 _SAME_TEXTS = {
     "gemma4_unified_text": "Gemma4ForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
     "granite_docling_text": "GraniteForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
@@ -90,7 +91,7 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
     `own`: the architectures that a text part may have.
     """
     types = _TEXT_PARTS.get(architecture)
-    if types is None and architecture in FOREIGN:
+    if types is None and (architecture in FOREIGN or architecture in TEXT_ONLY):
         types = {kind: name for name, kind in transformers_architectures().items() if name in own} | _SAME_TEXTS
     its = None if types is None else fields.object("text_config")
     if types is not None and its is None and fields.text("model_type") in types:

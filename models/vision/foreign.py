@@ -3,10 +3,6 @@
 Its table says of each architecture what nobody can see in its config.json.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Literal
-
 import msgspec
 
 from penstock.models.parsing.family import Shape

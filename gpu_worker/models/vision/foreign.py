@@ -200,7 +200,7 @@ class _Turn:
             self._wait()
             with torch.inference_mode(), torch.cuda.stream(self._stream):
                 self._made = self._compute()
-        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+        except BaseException as error:
             self._error = error
         self._is_over = True
         self._has_paused.release()

@@ -30,7 +30,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "GraniteDoclingForConditionalGeneration": Foreign(
         image_token=("image_token_id", 100337), changes_logits=True, deep="deepstack_visual_indexes"
     ),
-    "Idefics2ForConditionalGeneration": Foreign(image_token=("image_token_id", 32001)),
     "InternVLForConditionalGeneration": Foreign(image_token=("image_token_id", 151667)),
     "JanusForConditionalGeneration": Foreign(image_token=("image_token_id", 100581)),
     "LightOnOcrForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
@@ -49,6 +48,15 @@ FOREIGN: Mapping[str, Foreign] = {
     "VipLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
 }
 """By architecture, what is known of it."""
+
+TEXT_ONLY: Mapping[str, str] = {
+    "Gemma4UnifiedForConditionalGeneration": "transformers' code of it lets images see ahead in other layers when it "
+    "generates than when it does not",
+    "Granite4VisionForConditionalGeneration": "its decoder gets parts of an image in many layers",
+    "Idefics2ForConditionalGeneration": "what its processor writes for an image depends on the text around it",
+    "MiniCPMV4_7ForConditionalGeneration": "positions in it follow the canvas on which an image's slices lie",
+}
+"""Architectures whose text part alone is served, and why."""
 
 _SCALED_IN_DECODER = ("Granite",)
 """Beginnings of architectures whose decoder in `transformers` multiplies all embeddings, not only those of tokens."""
@@ -83,3 +91,17 @@ def other_tokens_of(known: Foreign, fields: JsonFields) -> tuple[int, ...]:
     """Return the ids of a model's further tokens that the tower's outputs replace."""
     name, usual = known.other_tokens
     return tuple(fields.wholes(name)) or usual if name else ()
+
+
+def why_no_images(architecture: str, *, has_processor: bool) -> str:
+    """Return why a model that sees is served as text only; empty if it is not, or if its text part sees nothing.
+
+    `has_processor`: whether the checkpoint has settings of an image processor.
+    """
+    if architecture in TEXT_ONLY:
+        return TEXT_ONLY[architecture]
+    if not architecture:
+        return ""
+    if not has_processor:
+        return "the checkpoint has no preprocessor_config.json"
+    return "its vision tower is not supported"

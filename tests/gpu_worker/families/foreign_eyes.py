@@ -585,5 +585,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     spread(model, case.wider)
     with torch.no_grad():
         for each in (token, *map(tokenizer.token_to_id, eyes.other_tokens)):
-            (model.get_output_embeddings() or model.language_model.lm_head).weight[each] = 0.0  # nothing that is generated is an image's place
+            (model.get_output_embeddings() or model.language_model.lm_head).weight[each] = (
+                0.0  # nothing that is generated is an image's place
+            )
     return model, token

@@ -21,7 +21,6 @@ from tests.frontend.images.image_models import noise
 from tests.gpu_worker.families import test_images
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES, write
-from tests.gpu_worker.families.run import NUM_NEW
 from tests.gpu_worker.families.schedules import schedules
 
 _SIZES = ((30, 20), (12, 44), (28, 28))
