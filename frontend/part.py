@@ -28,7 +28,7 @@ class FrontendPart:
     """What requests with a header get at paths of others, and where there is nothing."""
 
     @classmethod
-    def of(cls, service: Any) -> Self | None:
+    def of(cls, service: Any) -> "FrontendPart | None":
         """The part of this frontend (`Service`); None if its options switch it off. Called inside the event loop."""
         return cls()
 

@@ -462,6 +462,8 @@ class ModelCard(Struct, frozen=True):
     kernels: str | None = None  # what computes the model; None until an engine is ready
     system_fingerprint: str | None = None  # as in answers; None until an engine is ready
     input_modalities: tuple[str, ...] = ("text",)  # what messages may hold
+    vision: str | None = None  # whose code computes images: "own" or "transformers"; None: none does
+    text_only: str | None = None  # why a model that sees is served as text only
     sampling_defaults: dict[str, float] | None = None  # for fields that a request leaves out
     warning: str | None = None  # why it is much slower than it could be
 

@@ -11,8 +11,12 @@ from penstock.frontend.prompt import Prompt
 class ImagePart(FrontendPart):
     """Reads images, and finds their places in prompts; at most one part does. Without one, requests hold texts only."""
 
-    limits: ImageLimits
-    """What requests may hold."""
+    limits: ImageLimits | None = None
+    """What requests may hold; None: the model is served as text only."""
+    why_none: str = ""
+    """Then why, as a clause."""
+    is_foreign: bool = False
+    """Whether transformers' code computes the model's vision tower."""
 
     async def prompt(
         self,

@@ -74,9 +74,18 @@ def _card(service: Service, name: str) -> schema.ModelCard:
         kernels=None if facts is None else facts.kernels,
         system_fingerprint=service.fingerprint,
         input_modalities=("text",) if service.image_limits is None else ("text", "image"),
+        vision=_vision(service),
+        text_only=service.why_no_images or None,
         sampling_defaults=asdict(service.model.defaults),
         warning=None if facts is None else slow_kernels(facts.device, facts.kernels) or None,
     )
+
+
+def _vision(service: Service) -> str | None:
+    images = service.prompts.images
+    if images is None or service.image_limits is None:
+        return None
+    return "transformers" if images.is_foreign else "own"
 
 
 async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:

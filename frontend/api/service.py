@@ -498,6 +498,7 @@ class Service:
             tool_format=self.model.tool_format,
             hides_calls=self.model.hides_calls,
             images=self.image_limits,
+            why_no_images=self.why_no_images,
             has_drafts=facts is None or bool(facts.max_drafts),
             logits_processors=self._logits_processors,
         )
@@ -509,6 +510,17 @@ class Service:
         if self.prompts.images is None or facts is None or not facts.takes_images:
             return None
         return self.prompts.images.limits
+
+    @property
+    def why_no_images(self) -> str:
+        """Why a model that sees is served as text only: a clause; empty if it is not, or if it sees nothing anyway."""
+        facts = self.engine.last_facts
+        images = self.prompts.images
+        if images is None:
+            return ""
+        if images.limits is not None and facts is not None and not facts.takes_images:
+            return "its engine computes no images"
+        return images.why_none
 
     @property
     def fingerprint(self) -> str | None:

@@ -376,9 +376,9 @@ class _Child:
 # --- in the process ---------------------------------------------------------------------------
 
 
-def limit_resources(max_file_bytes: int = 0) -> None:
+def limit_resources(max_file_bytes: int = 0, max_memory: int = MAX_MEMORY) -> None:
     """Limit this process from now on: memory, the size of files, no core dumps, few descriptors."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))

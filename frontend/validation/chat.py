@@ -146,6 +146,8 @@ def validate_conversation(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
     messages = with_tool_messages(messages)
+    if rules.why_no_images and rules.images is None:
+        _refuse_images(messages, rules.why_no_images)
     images: list[ImageSource] = []
     unread: dict[str, None] = {}
     chat = [
@@ -265,6 +267,18 @@ def _content(
         texts.append(part[key])
         parts.append({"type": "text", "text": part[key]})
     return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def _refuse_images(messages: list[dict[str, Any]], why: str) -> None:
+    """Say why a model that sees is served as text only. In results of tools, images become notes."""
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) and message.get("role") != "tool" else None
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and part.get("type") in IMAGE_KINDS:
+                field = f"messages[{index}].content[{number}]"
+                raise UnsupportedParameter(
+                    f"{field}: this model is served as text only, because {why}", param=f"{field}.type"
+                )
 
 
 def _kinds(limits: ImageLimits | None) -> str:

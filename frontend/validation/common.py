@@ -83,6 +83,7 @@ class Rules:
     tool_format: ToolFormat | None = None  # None: tools are switched off
     hides_calls: bool = False  # whether the chat template shows tools, but no past calls
     images: ImageLimits | None = None  # None: the model takes no images
+    why_no_images: str = ""  # a clause, for models that see, but are served as text only
     has_drafts: bool = True  # whether engines guess tokens, as far as they have reported
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
 

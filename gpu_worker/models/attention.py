@@ -145,7 +145,7 @@ class TritonAttention:
             sinks=sinks,
             layout=pages.layout,
             paths=inputs.paths,
-            last_seen=None if inputs.images is None else inputs.images.last_seen,
+            last_seen=None if inputs.images is None else inputs.images.last_seen_within(window),
         )
 
 
@@ -160,6 +160,7 @@ class TorchAttention:
         self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
         self._max_seq_len = inputs.max_seq_len
         self._wholes: list[SeenWhole] = []
+        self._only_in_windows = inputs.images is not None and inputs.images.only_in_windows
         if inputs.images is not None:
             for its in inputs.images.wholes:
                 pages = inputs.page_table[its.row].long()
@@ -201,10 +202,11 @@ class TorchAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        wholes = () if window is None and self._only_in_windows else self._wholes
         window = None if window is not None and abs(window) >= self._max_seq_len else window
         out = paged_attention_cpu(
             *(q, pages.keys, pages.values, self._plan, scale, window, softcap, sinks), layout=pages.layout
         )
-        for its in self._wholes:
+        for its in wholes:
             attend_whole(q, pages.keys, pages.values, its, scale, window, softcap, sinks, out, pages.layout)
         return out

@@ -46,6 +46,11 @@ class ImageInputs(NamedTuple):
     turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have these three parts
     wholes: tuple[WholeImage, ...] = ()  # the pictures whose positions see each other
     last_seen: Tensor | None = None  # int32[T], the last position that each token sees; None: each token's own
+    only_in_windows: bool = False  # whether pictures see ahead only in layers with a window
+
+    def last_seen_within(self, window: int | None) -> Tensor | None:
+        """int32[T], `last_seen` in layers with this window."""
+        return None if window is None and self.only_in_windows else self.last_seen
 
     def deep(self, size: int) -> tuple[Tensor, Tensor] | None:
         """int64[E] and [E, layers, H], to be added after the first layers; None if embeddings have only H = `size`."""

@@ -113,6 +113,7 @@ class NativeDecoderModel:
             inputs.rows,
             added,
             None if inputs.images is None else inputs.images.last_seen,
+            last_seen_in_windows=inputs.images is not None and inputs.images.only_in_windows,
         )
 
     @property

@@ -200,7 +200,8 @@ class ProgramWriter:
         builder.scale(self._projected, size * count, self._config.hidden_size**-0.5)
         shard = self._config.shard
         first = 0 if shard is None else shard.layer_vocab[0]
-        builder.embed(block.table.pack(self._library), self._inputs, (size / 2) ** 0.5, first=first)
+        table, scale = block.table.pack(self._library), (size / 2) ** 0.5
+        builder.embed(table, self._inputs, scale, first=first, without_id=block.inputs.image_row)
         self._reduce(self._inputs, size * count)
         builder.norm(block.norm, self._projected, self._inputs, size, added=2**-0.5, count=count)
 

@@ -40,6 +40,7 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   int32_t path_stride;
   const int32_t* state_rows;  // [N]: the rows of the states, or null
   const int32_t* last_seen;   // as in AttentionRows
+  int32_t last_seen_in_windows;  // whether that holds only for layers with a window
 };
 
 struct LayerPages {  // as _LayerPages in pool.py
@@ -120,10 +121,11 @@ struct Pass {
     return angles.cos_sin + size_t(angles.is_by_position ? batch.positions[t] : t) * angles.dim;
   }
 
-  AttentionRows rows_of(const LayerPages& layer) const {
+  AttentionRows rows_of(const LayerPages& layer, int window = 0) const {
     const GroupPages& group = batch.groups[layer.group];
     return {batch.num_rows, group.page_table_stride, batch.query_start_loc, batch.seq_lens, group.page_table,
-            batch.table_rows, batch.paths, batch.path_stride, nullptr, batch.last_seen};
+            batch.table_rows, batch.paths, batch.path_stride, nullptr,
+            batch.last_seen_in_windows && !window ? nullptr : batch.last_seen};
   }
 
   // The number of pairs of a query and a key that it may see.

@@ -312,6 +312,7 @@ class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # of the table
     activation: Activation
     norm: Norm  # of the projection, and of the result before it is added to the residual stream
+    image_row: int = 0  # of the table, for the positions of images
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,7 @@ from penstock.models.parsing.family import Family, NotDescribed, Shape
 from penstock.models.parsing.json_fields import JsonFields, shown
 from penstock.models.parsing.nearest import nearest, why_not
 from penstock.models.parsing.text_part import text_part
+from penstock.models.parsing.vision.foreign import FOREIGN
 from penstock.models.parsing.vision.towers import parse_vision
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
@@ -135,7 +136,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
             "auto_map), and remote code is never run; a later release of the model may have the architecture under a "
             "name that transformers knows"
         )
-    part = text_part(named[0], fields) if named else None
+    part = text_part(named[0], fields, known) if named else None
     of_text = fields if part is None else part[1]
     stored: dict[str, Any] = {"quantization": quantization_of(of_text), "kv_scales": kv_scale_type(of_text)}
     if part is not None:
@@ -144,6 +145,8 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         config: ModelConfig = known[part[0]].parse(*part)
         if isinstance(config, Decoder):
             config = replace(config, vision=parse_vision(named[0], fields, config))
+            if named[0] in FOREIGN and not FOREIGN[named[0]].changes_logits:
+                config = replace(config, logit_scale=1.0, logit_softcap=0.0)
         return replace(config, text_part_of=named[0], **stored)
     lacks = ""
     if named and named[0] in known and impl != "transformers":

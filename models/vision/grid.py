@@ -73,6 +73,11 @@ class GridVision(msgspec.Struct, frozen=True, kw_only=True):
         """As in `VisionTower`."""
         return False
 
+    @property
+    def is_whole_in_windows(self) -> bool:
+        """As in `VisionTower`."""
+        return False
+
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the pixel values."""
         return self.num_embeddings(grid) * self.merge**2, self.num_inputs

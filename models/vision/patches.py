@@ -52,6 +52,11 @@ class PatchVision(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     @property
+    def is_whole_in_windows(self) -> bool:
+        """As in `VisionTower`."""
+        return False
+
+    @property
     def norm_eps(self) -> float:
         """Epsilon of the tower's norms."""
         return NORM_EPS

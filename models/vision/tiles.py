@@ -70,6 +70,11 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
     """As in `VisionTower`."""
 
     @property
+    def is_whole_in_windows(self) -> bool:
+        """As in `VisionTower`."""
+        return False
+
+    @property
     def width(self) -> int:
         """As in `VisionTower`."""
         return self.out_size

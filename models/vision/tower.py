@@ -48,6 +48,10 @@ class VisionTower(Protocol):
         """Whether the positions of an image attend to each other in the decoder in both directions."""
 
     @property
+    def is_whole_in_windows(self) -> bool:
+        """Whether they do so only in layers with a window."""
+
+    @property
     def small_grid(self) -> tuple[int, ...]:
         """The grid of an image with the fewest possible patches."""
 

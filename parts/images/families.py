@@ -8,16 +8,24 @@ beside it. An image token never joins with its neighbours, so runs can be expand
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.models.files.source import Checkpoint
+from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of, other_tokens_of
+from penstock.models.vision.foreign import Foreign
 from penstock.models.vision.views import WholeThenTiles
-from penstock.parts.images.processor_files import ProcessorFiles
+from penstock.parts.images.processor_files import ProcessorFiles, token_texts
 
 Outputs = Mapping[str, np.ndarray]
 """The outputs of an image processor for one image, by name."""
+
+
+NUMBER = "\0"
+"""In a placeholder's text: the image's number in the prompt, from 0."""
 
 
 class Placeholder(NamedTuple):
@@ -38,6 +46,17 @@ class ImageFamily:
     settings: Mapping[str, Any]  # of this class, from the checkpoint
     placeholder: Callable[[Outputs], Placeholder]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
+    is_foreign: bool = False  # transformers' own processor says what stands for an image: `foreign.py`
+    other_tokens: tuple[str, ...] = ()  # that the outputs of a foreign tower replace, too
+    needs_torchvision: bool = False  # whether that processor does
+    has_grid: bool = False  # whether a foreign tower's positions follow an image's rows and columns
+
+    @property
+    def lacks(self) -> str:
+        """What is not installed of what its processor needs; a clause, empty if nothing is."""
+        if self.needs_torchvision and find_spec("torchvision") is None:
+            return "its image processor needs the Python package torchvision, which is not installed"
+        return ""
 
 
 def _qwen(said: ProcessorFiles) -> ImageFamily:
@@ -135,6 +154,30 @@ def _pixtral(said: ProcessorFiles) -> ImageFamily:
     )
 
 
+def _foreign(said: ProcessorFiles, checkpoint: Checkpoint, known: Foreign) -> ImageFamily | None:
+    """A model whose processor is `transformers`' own; None if it has no image processor, or no image token."""
+    config = JsonFields("config.json", said.config)
+    ids = (image_token_of(known, config), *other_tokens_of(known, config))
+    token, *others = token_texts(checkpoint.tokenizer(), ids)
+    if token is None or not said.image:
+        return None
+    return ImageFamily(
+        known.mark or token,
+        token,
+        "",
+        said.image,
+        _nothing,
+        is_foreign=True,
+        other_tokens=tuple(text for text in others if text is not None),
+        needs_torchvision=known.needs_torchvision,
+        has_grid=known.merge is not None,
+    )
+
+
+def _nothing(outputs: Outputs) -> Placeholder:
+    raise NotImplementedError  # `ForeignProcessor` makes placeholders
+
+
 _FAMILIES: Mapping[str, Callable[[ProcessorFiles], ImageFamily]] = {
     "Gemma3Processor": _gemma3,
     "Idefics3Processor": _idefics3,
@@ -154,6 +197,8 @@ _PROCESSORS = {
     "Mistral3ForConditionalGeneration": "PixtralProcessor",
     "Qwen2VLForConditionalGeneration": "Qwen2VLProcessor",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLProcessor",
+    "Qwen3_5ForConditionalGeneration": "Qwen3VLProcessor",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3VLProcessor",
     "Qwen3VLForConditionalGeneration": "Qwen3VLProcessor",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3VLProcessor",
     "SmolVLMForConditionalGeneration": "SmolVLMProcessor",
@@ -177,5 +222,8 @@ def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
         ConfigError: a setting of the processor makes no sense.
     """
     said = ProcessorFiles(checkpoint)
+    architecture = next(iter(said.config.get("architectures") or []), "")
+    if architecture in FOREIGN:
+        return _foreign(said, checkpoint, FOREIGN[architecture])
     make = _FAMILIES.get(_processor_class(said))
     return None if make is None or not said.image else make(said)

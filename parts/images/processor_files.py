@@ -1,7 +1,9 @@
 """What a checkpoint's files say about its image processor, wherever they say it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from penstock.config import ConfigError
 from penstock.models.files.source import Checkpoint
@@ -78,3 +80,18 @@ class ProcessorFiles:
     def image_class(self, usual: str) -> str:
         """The name of the class that computes pixel values."""
         return str(self.image.get("image_processor_type") or usual).removesuffix("Fast").removesuffix("Pil")
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+def token_texts(tokenizer: bytes, token_ids: Sequence[int]) -> list[str | None]:
+    """The texts of added tokens in tokenizer.json; None for ids that are none."""
+    texts = {each.id: each.content for each in msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens}
+    return [texts.get(token_id) for token_id in token_ids]

@@ -23,6 +23,9 @@ class LayerInputsBlock(NamedTuple):
         """[T, H] -> [T, L, P]"""
         size = self.inputs.size
         projected = self.projection(embedded, inputs).mul_(embedded.shape[1] ** -0.5).unflatten(1, (-1, size))
+        if inputs.images is not None and inputs.images.places is not None:
+            ids = inputs.input_ids.index_fill(0, inputs.images.places, self.inputs.image_row)
+            inputs = inputs._replace(input_ids=ids)
         of_tokens = self.table(inputs).mul_(size**0.5).view(projected.shape)
         return norm(projected, self.norm).add_(of_tokens).mul_(2**-0.5)
 

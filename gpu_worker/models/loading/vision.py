@@ -8,6 +8,7 @@ from penstock.gpu_worker.models.vision.grid import GridTower, Merger
 from penstock.gpu_worker.models.vision.patches import PatchTower, SquareMergeBlock
 from penstock.gpu_worker.models.vision.tiles import TilePoolBlock, TileSquaresBlock, TileTower
 from penstock.gpu_worker.models.vision.tower import Matrix, PatchMLPBlock, Tower, TowerLayer, TowerNorm
+from penstock.models.vision.foreign import ForeignVision
 from penstock.models.vision.grid import GRID_PREFIX, GridVision
 from penstock.models.vision.kinds import Vision
 from penstock.models.vision.patches import PatchVision
@@ -34,6 +35,10 @@ def read_tower(vision: Vision, reader: WeightReader) -> Tower:
             return _tile_tower(vision, reader)
         case PatchVision():
             return _patch_tower(vision, reader)
+        case ForeignVision():
+            from penstock.gpu_worker.models.vision.foreign import foreign_tower  # seconds, and most models need it not
+
+            return foreign_tower(vision, reader.checkpoint, reader.dtype, reader.device)
 
 
 class _Reader:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,11 +41,11 @@ class Tower(Protocol):
     def embedding_bytes(self) -> int:
         """Bytes of one embedding."""
 
-    def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
+    def encode(self, pixels: Any, grid: Sequence[int]) -> Iterator[Tensor | None]:
         """Compute a picture's embeddings, part by part.
 
         Args:
-            pixels: of the shape that `vision` says.
+            pixels: a tensor of the shape that `vision` says; for a tower of `transformers`, tensors by their names.
             grid: as the processor gives it.
 
         Yields:

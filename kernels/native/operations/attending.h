@@ -18,7 +18,7 @@ void run_attention(const Pass& pass, const Attending& op) {
   const LayerPages& pages = pass.pool.layers[op.layer];
   const AttentionShape shape{op.num_q_heads, op.num_kv_heads, op.head_dim, pages.page_size, op.window, op.scale,
                              0,              op.softcap,      op.sinks,    pages.head_bytes};
-  const AttentionRows rows = pass.rows_of(pages);
+  const AttentionRows rows = pass.rows_of(pages, op.window);
   const Slot &q = pass.slots[op.qkv], &out = pass.slots[op.to];
   attention(*team, shape, static_cast<const Kv*>(pages.keys), static_cast<const Kv*>(pages.values), rows, q.data,
             q.stride, out.data, out.stride);

@@ -12,6 +12,7 @@ struct Embedding {  // as Embedding in structs.py
   int32_t kind, size, to;
   int32_t first, num_rows;  // the ids in this part of the table; other ids give zeros
   float scale;
+  int32_t without_id;  // the row for tokens without an id; negative: they begin with the vector that they are given
 };
 
 struct Positions {
@@ -39,9 +40,10 @@ inline float table_value(const void* table, int kind, size_t at) {
 }
 
 inline void run(const Pass& pass, const Embedding& op, int t) {
-  const int id = pass.batch.input_ids[t] - op.first;
+  const bool has_id = pass.batch.input_ids[t] >= 0;
+  const int id = (has_id ? pass.batch.input_ids[t] : op.without_id) - op.first;
   float* to = pass.at(op.to, t);
-  if (pass.batch.input_ids[t] < 0) {  // it has no id: it begins with the vector that it is given
+  if (!has_id && op.without_id < 0) {
     if (op.to) std::copy_n(pass.at(0, t), op.size, to);
     return;
   }

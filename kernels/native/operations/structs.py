@@ -29,6 +29,7 @@ class Embedding(ctypes.Structure):
         ("packed", LinearStruct),
         *numbers("kind", "size", "to", "first", "num_rows"),
         ("scale", c_float),
+        ("without_id", c_int32),
     )
 
 

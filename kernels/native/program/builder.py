@@ -82,8 +82,13 @@ class ProgramBuilder:
         self._widths.append(round_up(width, UNIT))
         return len(self._widths) - 1
 
-    def embed(self, embedding: Tensor | PackedLinear, to: int, scale: float = 1.0, first: int = 0) -> None:
-        """to = scale * embedding[id - first]; fp32 or bf16 [V, size], or a packed output matrix. Other ids give 0."""
+    def embed(
+        self, embedding: Tensor | PackedLinear, to: int, scale: float = 1.0, first: int = 0, without_id: int = -1
+    ) -> None:
+        """to = scale * embedding[id - first]; fp32 or bf16 [V, size], or a packed output matrix. Other ids give 0.
+
+        Tokens without an id (-1) get the row `without_id`; if there is none, the vectors that they are given.
+        """
         if isinstance(embedding, Tensor):
             embedding = embedding.contiguous()
             num_rows, size = embedding.shape
@@ -92,7 +97,8 @@ class ProgramBuilder:
             num_rows, size = embedding.num_outputs, embedding.num_inputs
             table, packed, kind = None, embedding.struct, embedding.kind
         rows = (first, num_rows)
-        self.append(structs.Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, *rows, scale), size, embedding)
+        struct = structs.Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, *rows, scale, without_id)
+        self.append(struct, size, embedding)
 
     def add_positions(self, table: Tensor, to: int, offset: int = 0) -> None:
         """to += table[position + offset]; fp32 or bf16 [., size]."""

@@ -45,6 +45,7 @@ class _Batch(ctypes.Structure):
         *pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
         *pointers("taps", "added"),
         *(("paths", c_void_p), ("path_stride", c_int32), ("state_rows", c_void_p), ("last_seen", c_void_p)),
+        ("last_seen_in_windows", c_int32),
     )
 
 
@@ -98,6 +99,8 @@ class Program:
         rows: Tensor | None = None,
         added: Tensor | None = None,
         last_seen: Tensor | None = None,
+        *,
+        last_seen_in_windows: bool = False,
     ) -> Tensor:
         """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
@@ -115,6 +118,7 @@ class Program:
             rows: int32[N], the rows of the states; not needed if layers keep none.
             added: fp32[T, .], contiguous, what `ProgramBuilder.with_given` adds, in the order of places.
             last_seen: int32[T], the last position that each token sees, if that is not its own.
+            last_seen_in_windows: whether that holds only for layers with a window.
 
         Returns:
             fp32[T, H].
@@ -131,6 +135,7 @@ class Program:
         batch.groups, batch.rotaries = ctypes.addressof(group_structs), ctypes.addressof(rotary_structs)
         batch.out, batch.taps, batch.paths = out.data_ptr(), address_of(taps), address_of(paths)
         batch.added, batch.last_seen = address_of(added), address_of(last_seen)
+        batch.last_seen_in_windows = last_seen_in_windows
         batch.path_stride, batch.state_rows = 0 if paths is None else paths.stride(0), address_of(rows)
         self._functions.penstock_forward(ctypes.byref(self.struct), ctypes.byref(pool.struct), ctypes.byref(batch))
         return out

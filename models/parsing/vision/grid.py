@@ -24,12 +24,12 @@ class _Heads(TypedDict):
     num_heads: int
 
 
-def _grid(fields: JsonFields, its: JsonFields, *, patch: int = 14, depth: int = 32) -> _Grid:
+def _grid(fields: JsonFields, its: JsonFields, *, patch: int = 14, depth: int = 32, token: int = 151655) -> _Grid:
     size = its.whole("patch_size", patch)
     channels = its.whole("in_channels", its.whole("in_chans", 3))
     rotary = its.object("rope_parameters") or JsonFields("config.json: vision_config: rope_parameters", {})
     return {
-        "image_token": fields.whole("image_token_id", 151655, least=0),
+        "image_token": fields.whole("image_token_id", token, least=0),
         "patch_shape": (channels, its.whole("temporal_patch_size", 2), size, size),
         "num_layers": its.whole("depth", depth, most=MAX_LAYERS),
         "merge": its.whole("spatial_merge_size", 2),
@@ -85,18 +85,31 @@ def qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
 
 def qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
     """Qwen3-VL."""
-    count, depth = its.whole("num_position_embeddings", 2304), its.whole("depth", 27, most=MAX_LAYERS)
-    side = round(count**0.5)
-    if side * side != count:
-        raise ConfigError(f"config.json: vision_config: num_position_embeddings {count} is not a square")
+    depth = its.whole("depth", 27, most=MAX_LAYERS)
     given = its.has("deepstack_visual_indexes")
     deep = tuple(its.wholes("deepstack_visual_indexes")) if given else (8, 16, 24)
     if len(set(deep)) != len(deep) or sorted(deep) != list(deep) or not all(0 <= layer < depth for layer in deep):
         raise ConfigError("config.json: vision_config: deepstack_visual_indexes must be layers of it, ascending")
     if len(deep) >= len(text.layers):
         raise ConfigError("config.json: vision_config: deepstack_visual_indexes are more than the text part has layers")
+    return _with_positions(fields, its, text, deep)
+
+
+def qwen3_5(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
+    """Qwen3.5: the tower of Qwen3-VL, all of whose embeddings go in before the first layer."""
+    return _with_positions(fields, its, text, (), token=248056)
+
+
+def _with_positions(
+    fields: JsonFields, its: JsonFields, text: Decoder, deep: tuple[int, ...], *, token: int = 151655
+) -> GridVision:
+    """Return a tower with learned positions; `token`: the usual image token."""
+    count = its.whole("num_position_embeddings", 2304)
+    side = round(count**0.5)
+    if side * side != count:
+        raise ConfigError(f"config.json: vision_config: num_position_embeddings {count} is not a square")
     return GridVision(
-        **_grid(fields, its, patch=16, depth=27),
+        **_grid(fields, its, patch=16, depth=27, token=token),
         **_heads(its.whole("hidden_size", 1152), its),
         out_size=_out_size(its.whole("out_hidden_size", 3584), text),
         patch_bias=True,

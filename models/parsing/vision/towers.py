@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 from penstock.models.description.decoder import Decoder
 from penstock.models.parsing.json_fields import JsonFields
-from penstock.models.parsing.vision.grid import qwen2, qwen2_5, qwen3
+from penstock.models.parsing.vision.foreign import FOREIGN, foreign
+from penstock.models.parsing.vision.grid import qwen2, qwen2_5, qwen3, qwen3_5
 from penstock.models.parsing.vision.patches import KIND, mistral3, pixtral
 from penstock.models.parsing.vision.tiles import gemma3, idefics3, llava, llava_next
 from penstock.models.vision.kinds import Vision
@@ -20,7 +21,7 @@ def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision
     """
     parse = _TOWERS.get(architecture)
     if parse is None:
-        return None
+        return foreign(architecture, fields, text) if architecture in FOREIGN else None
     return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
 
 
@@ -36,6 +37,8 @@ _TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | None]
     "Mistral3ForConditionalGeneration": mistral3,
     "Qwen2VLForConditionalGeneration": qwen2,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5,
     "Qwen3VLForConditionalGeneration": qwen3,
     "Qwen3VLMoeForConditionalGeneration": qwen3,
     "SmolVLMForConditionalGeneration": idefics3,

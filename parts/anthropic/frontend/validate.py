@@ -117,7 +117,7 @@ def _validated(
     request: CountTokensRequest, chat: schema.ChatRequest, rules: Rules, model: TextModel, notes: list[str]
 ) -> ValidChat:
     refuse_unsupported(request)
-    found = conversation_of(request, takes_images=rules.images is not None)
+    found = conversation_of(request, takes_images=rules.images is not None or bool(rules.why_no_images))
     warnings = [*notes, *_without_effect(request), *found.warnings]
     chat.messages = found.messages
     if found.is_continued:

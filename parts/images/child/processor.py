@@ -7,14 +7,18 @@ torchvision. It is used even if they are installed, so that results do not depen
 import hashlib
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from penstock.config import ConfigError
+from penstock.models.files.source import Checkpoint
 from penstock.parts.images.child.decode import ImageRefusedError
 from penstock.parts.images.families import ImageFamily, Placeholder
+
+if TYPE_CHECKING:
+    from penstock.parts.images.child.foreign import ForeignProcessor
 
 _MODULES = {
     "CLIPImageProcessor": "clip",
@@ -73,16 +77,29 @@ class ImageProcessor:
             raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
         if not all(count > 0 for count in placeholder.runs):
             raise ImageRefusedError("it is too small: the model would see nothing of it")
-        tensors = {"pixel_values": _plain(arrays["pixel_values"])}
-        return ProcessedImage(_key(tensors, placeholder.grid), placeholder, tensors)
+        tensors = {"pixel_values": plain(arrays["pixel_values"])}
+        return ProcessedImage(key_of(tensors, placeholder.grid), placeholder, tensors)
 
 
-def _plain(values: np.ndarray) -> np.ndarray:
+def processor_of(family: ImageFamily, checkpoint: Checkpoint) -> "ImageProcessor | ForeignProcessor":
+    """What makes pixel values and placeholders for a checkpoint's model.
+
+    Raises:
+        ConfigError: nothing that is installed does.
+    """
+    if not family.is_foreign:
+        return ImageProcessor(family)
+    from penstock.parts.images.child.foreign import ForeignProcessor
+
+    return ForeignProcessor(checkpoint, family)
+
+
+def plain(values: np.ndarray) -> np.ndarray:
     """The values as they are sent: contiguous, floating-point ones as fp32, others as they are."""
     return np.ascontiguousarray(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
-def _key(tensors: Mapping[str, np.ndarray], grid: tuple[int, ...]) -> bytes:
+def key_of(tensors: Mapping[str, np.ndarray], grid: tuple[int, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
     told: list[Any] = [grid, [(name, str(values.dtype), values.shape) for name, values in tensors.items()]]
     digest.update(repr(told).encode())

@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from penstock.config import ConfigError
-from penstock.frontend.text.child_pool import answer, limit_resources
+from penstock.frontend.text.child_pool import MAX_MEMORY, answer, limit_resources
 from penstock.ipc import process, shared_files
 from penstock.models.finding.registry import open_checkpoint
 
 _PRIORITY = 5
 """The process's niceness: text comes first."""
+
+_MEMORY_WITH_TORCH = 16 << 30
+"""Of address space: torch with its libraries for GPUs takes several GiB of it, though hardly any memory."""
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes."""
@@ -31,23 +34,25 @@ def main(argv: list[str]) -> int:
     path, max_file_bytes, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-images", "warning")
-    limit_resources(int(max_file_bytes))
     os.nice(_PRIORITY)
-    sys.modules["torch"] = None  # type: ignore[assignment]  # as if there were none: 80 MB instead of 400, and sooner
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
     try:
         try:
             from penstock.parts.images.child.decode import ImageRefusedError, decode
-            from penstock.parts.images.child.processor import ImageProcessor
+            from penstock.parts.images.child.processor import processor_of
             from penstock.parts.images.families import image_family_of
         except ModuleNotFoundError as missing:
             raise ConfigError(
                 f"images need the Python package {missing.name}: pip install 'penstock-llm[images]'"
             ) from None
-        family = image_family_of(open_checkpoint(Path(path)))
+        checkpoint = open_checkpoint(Path(path))
+        family = image_family_of(checkpoint)
         if family is None:
             raise ConfigError("this model takes no images")
-        processor = ImageProcessor(family)
+        limit_resources(int(max_file_bytes), _MEMORY_WITH_TORCH if family.needs_torchvision else MAX_MEMORY)
+        if not family.needs_torchvision:
+            sys.modules["torch"] = None  # type: ignore[assignment]  # as if there were none: 80 MB, not 400
+        processor = processor_of(family, checkpoint)
     except ConfigError as error:
         answer(["", str(error)])
         return process.EXIT_CONFIG

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import ConfigError
 from penstock.models.files.source import Checkpoint
+from penstock.models.vision.foreign import ForeignVision
 from penstock.models.vision.grid import GridVision
 from penstock.models.vision.kinds import Vision
 from penstock.models.vision.patches import PatchVision
@@ -46,6 +47,8 @@ def check_fit(checkpoint: Checkpoint, family: ImageFamily, image_token_id: int, 
             pairs = _of_grid(said, vision)
         case PatchVision():
             pairs = _of_patches(said, vision)
+        case ForeignVision():
+            return  # its own processor makes what its own code takes
         case TileVision():
             pairs = _of_tiles(said, family.processor, vision)
     for file, field, value, needed in pairs:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.frontend.api.image_part import ImagePart
 from penstock.frontend.api.service import Service
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from penstock.parts.images.frontend.reader import ImageReader, Pixels, ReadImage
 
 
+class TextOnly(ImagePart):
+    """For a model that sees, but is served as text only."""
+
+    def __init__(self, why: str) -> None:
+        self.why_none = why
+
+
 class Images(ImagePart):
     """Reads images and finds their places in the prompt; lives in a running event loop until `close`."""
 
@@ -32,32 +39,38 @@ class Images(ImagePart):
         self._image_token_id = image_token_id
         self.reader = reader
         self.limits = limits
+        self.is_foreign = family.is_foreign
         self._is_remote = is_remote
 
     @classmethod
-    def of(cls, service: Service) -> Self | None:
-        """What puts images into this model's prompts; None if the model takes no images.
+    def of(cls, service: Service) -> ImagePart | None:
+        """What puts images into this model's prompts, or why nothing does; None if it sees nothing anyway.
 
         Raises:
             ConfigError: the model's image processor has settings that make no sense, or do not fit its vision tower.
         """
         config = service.config
         checkpoint, options = open_model(config), config.of(ImageOptions)
-        if not options.max_images or not checkpoint.processor_config:
-            return None
+        if not checkpoint.config.get("vision_config") and not checkpoint.processor_config:
+            return None  # most models: nothing more is imported for them
+        if not options.max_images:
+            return TextOnly("the server was started with --max-images 0")
         from penstock.models.description.decoder import Decoder
         from penstock.models.families.registry import parse_model_config
+        from penstock.models.parsing.vision.foreign import why_no_images
         from penstock.parts.images.families import image_family_of
         from penstock.parts.images.frontend.fit import check_fit
         from penstock.parts.images.frontend.reader import ImageReader
 
         family = image_family_of(checkpoint)
         image_token_id = None if family is None else service.model.tokenizer.token_id(family.token)
-        if family is None or image_token_id is None:
-            return None
         model = parse_model_config(checkpoint.config, config.model.model_impl)
-        if isinstance(model, Decoder) and model.vision is not None:
-            check_fit(checkpoint, family, image_token_id, model.vision)
+        vision = model.vision if isinstance(model, Decoder) else None
+        lacks = "" if family is None else family.lacks
+        if family is None or image_token_id is None or lacks or vision is None:
+            why = lacks or why_no_images(model.text_part_of, has_processor=bool(checkpoint.processor_config))
+            return TextOnly(why) if why else None
+        check_fit(checkpoint, family, image_token_id, vision)
         limits = ImageLimits(options.max_images)
         is_remote = "tcp://" in str(config.ipc.frontend_address)
         memory = int(options.image_memory_gib * (1 << 30))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.frontend.errors import InvalidRequest
-from penstock.parts.images.families import Placeholder
+from penstock.parts.images.families import NUMBER, Placeholder
 
 
 class Span(NamedTuple):
@@ -31,8 +31,8 @@ def with_placeholders(text: str, mark: str, placeholders: Sequence[Placeholder])
     """A chat template's text in which each mark is replaced by its image's placeholder."""
     parts = text.split(mark)
     filled = [parts[0]]
-    for placeholder, part in zip(placeholders, parts[1:], strict=True):
-        filled += (placeholder.text, part)
+    for number, (placeholder, part) in enumerate(zip(placeholders, parts[1:], strict=True)):
+        filled += (placeholder.text.replace(NUMBER, str(number)), part)
     return "".join(filled)
 
 

@@ -18,6 +18,7 @@ from penstock.gpu_worker.steps.made_up_plans import MANY_TOKENS, SOME_TOKENS, Li
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc.messages import NewRow, PixelRef, PixelTensor, RowImage, StepPlan, StepResult, ToWorker, WorkerHello
 from penstock.models.description.decoder import Decoder
+from penstock.models.vision.foreign import ForeignVision
 from penstock.models.vision.grid import GridVision
 from penstock.models.vision.tower import VisionTower
 from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
@@ -151,6 +152,7 @@ class Images(RowPart):
             upload(np.concatenate(turns, axis=1)) if self._turns else None,
             tuple(wholes),
             upload(_last_seen(batch, wholes)) if wholes else None,
+            self.store.tower.vision.is_whole_in_windows,
         )
 
 
@@ -191,12 +193,12 @@ def _entered(new: NewRow, vision: VisionTower, turns: bool) -> _Row:
         if len(places) != image.num_embeddings:
             raise ValueError(f"an image of {image.num_embeddings} embeddings has {len(places)} placeholders")
         images.append((image, places))
-    if not turns or not isinstance(vision, GridVision):
+    if not turns or not isinstance(vision, GridVision | ForeignVision) or not vision.merge:
         return _Row(tuple(images), np.empty((3, 0), np.int64), 0)
     return _Row(tuple(images), *_counted(images, vision))
 
 
-def _counted(images: Sequence[tuple[RowImage, _Places]], vision: GridVision) -> tuple[_Places, int]:
+def _counted(images: Sequence[tuple[RowImage, _Places]], vision: GridVision | ForeignVision) -> tuple[_Places, int]:
     """Time, row and column of all positions up to the last picture's end, and what is added to later positions."""
     parts, behind, at = [], 0, 0
     for image, places in images:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,8 +11,12 @@ from torch import Tensor
 from penstock.gpu_worker.models.vision.tower import Tower
 from penstock.ipc import faults, shared_files
 from penstock.ipc.messages import PixelRef, StepPlan, StepResult, ToWorker
+from penstock.models.vision.foreign import ForeignVision
 from penstock.parts.images.messages import DropEmbedding, EncodeImage, ImageEncoded
 from penstock.parts.images.worker.turns import Turns
+
+_DTYPES = {name: np.dtype(name) for name in ("float32", "int64", "int32", "uint8", "bool")}
+"""Of what frontends send."""
 
 
 class PixelsLostError(Exception):
@@ -112,8 +116,8 @@ class EmbeddingStore:
         self._made[message.embedding_id] = made
         return ImageEncoded(message.embedding_id, int(encoding.seconds * 1e6))
 
-    def _checked(self, message: EncodeImage) -> Tensor:
-        """The pixel values, checked against the grid.
+    def _checked(self, message: EncodeImage) -> Tensor | Mapping[str, Tensor]:
+        """The pixel values, checked against the grid; for a tower of `transformers`, all that its processor made.
 
         Raises:
             PixelsLostError: the pixels are gone.
@@ -122,6 +126,8 @@ class EmbeddingStore:
         vision = self.tower.vision
         if vision.num_embeddings(message.grid) != message.num_embeddings:
             raise ValueError("the image's grid does not fit its placeholders")
+        if isinstance(vision, ForeignVision):
+            return {tensor.name: read_pixels(message.pixels, tensor.name) for tensor in message.pixels.tensors}
         pixels = read_pixels(message.pixels, "pixel_values")
         wanted = vision.pixel_shape(message.grid)
         if tuple(pixels.shape) != wanted:
@@ -130,15 +136,16 @@ class EmbeddingStore:
 
 
 def read_pixels(pixels: PixelRef, name: str) -> Tensor:
-    """One of the tensors that the processor made, in fp32.
+    """One of the tensors that the processor made.
 
     Raises:
         PixelsLostError: the pixels are gone.
         ValueError: there is no such tensor, or it exceeds its memory.
     """
     its = next((tensor for tensor in pixels.tensors if tensor.name == name), None)
-    if its is None or its.dtype != "float32":
-        raise ValueError(f"the image has no {name} in fp32")
+    dtype = None if its is None else _DTYPES.get(its.dtype)
+    if its is None or dtype is None:
+        raise ValueError(f"the image has no {name}")
     count = 1
     for size in its.shape:
         count *= size
@@ -148,6 +155,6 @@ def read_pixels(pixels: PixelRef, name: str) -> Tensor:
             memory = shared_files.read(pixels.segment, pixels.num_bytes)
         except OSError:
             raise PixelsLostError("the image's pixels are gone") from None
-    if not count or its.offset % 4 or its.offset + 4 * count > len(memory):
+    if not count or its.offset % dtype.itemsize or its.offset + dtype.itemsize * count > len(memory):
         raise ValueError(f"{name} is not within the image's memory")
-    return torch.from_numpy(np.frombuffer(memory, np.float32, count, its.offset).reshape(its.shape).copy())
+    return torch.from_numpy(np.frombuffer(memory, dtype, count, its.offset).reshape(its.shape).copy())

@@ -116,7 +116,12 @@ def validate_response(
     items = previous + given
     try:
         conversation = validate_conversation(
-            as_messages(items, request.instructions, takes_images=rules.images is not None, warnings=warnings),
+            as_messages(
+                items,
+                request.instructions,
+                takes_images=rules.images is not None or bool(rules.why_no_images),
+                warnings=warnings,
+            ),
             rules,
             template,
             add_generation_prompt=True,

@@ -16,6 +16,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.gpu_worker.families.case import Case, rope
+from tests.gpu_worker.families.recurrent import DELTA
 
 IMAGE, BEGIN, END, BETWEEN = 190, 191, 192, 193
 _SIZES = ((16, 24), (40, 8), (24, 24))
@@ -163,6 +164,8 @@ _QWEN3 = {
     "num_position_embeddings": 25,
     "deepstack_visual_indexes": [0, 2],
 }
+_QWEN3_5 = {name: value for name, value in _QWEN3.items() if name != "deepstack_visual_indexes"}
+_DELTA = {**DELTA, **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True)}
 
 EYES: dict[str, Eyes] = {
     "qwen2-vl": Eyes("qwen2_vl", {**_SMALL, "embed_dim": 32, "hidden_size": 64}, Case("qwen2_vl_text", _SECTIONS)),
@@ -217,4 +220,6 @@ EYES: dict[str, Eyes] = {
         _QWEN3,
         Case("qwen3_vl_moe_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
     ),
+    "qwen3.5": Eyes("qwen3_5", _QWEN3_5, Case("qwen3_5_text", _DELTA)),
+    "qwen3.5-moe": Eyes("qwen3_5_moe", _QWEN3_5, Case("qwen3_5_moe_text", {**_DELTA, "num_experts": 8})),
 }
