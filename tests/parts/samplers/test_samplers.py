@@ -17,6 +17,7 @@ from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplerUse, SamplingParams, StepPlan
 from penstock.kernels.sampling.sampling import SamplingNeeds, sample
+from penstock.parts.samplers.samplers.masses import first_until
 from penstock.parts.samplers.worker.rows import SamplerRows
 from tests.gpu_worker.state.test_row_state import int32
 
@@ -219,6 +220,18 @@ def test_it_is_what_transformers_has(name: str, theirs: Callable[[float], Any]) 
             assert found.tolist() == theirs(value)(None, z[None])[0].tolist()
             removed += int(found.isinf().sum())
     assert removed > 500
+
+
+@pytest.mark.parametrize("mass", [0.0, 0.2, 0.9, 0.999, 1.0])
+def test_the_first_tokens_of_a_mass_are_those_of_a_whole_sort(mass: float) -> None:
+    torch.manual_seed(1)
+    for spread in (0.0, 1.0, 6.0):
+        z = (torch.randn(9000) * spread).round(decimals=1)  # many are equal
+        p = z.softmax(-1)
+        ids = (-z).argsort(stable=True)
+        kept = p[ids].cumsum(0) - p[ids] < mass
+        kept[0] = True
+        assert first_until(-z, p, mass).tolist() == ids[kept].tolist()
 
 
 @pytest.mark.parametrize("version", [1, 2])
