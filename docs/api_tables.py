@@ -17,7 +17,7 @@ from penstock.frontend.validation.foreign_fields import FOREIGN_FIELDS, OF_SAMPL
 
 PAGE = Path(__file__).parent / "api.md"
 _BEGIN = "<!-- The table of {} is written by docs/api_tables.py: run `make docs` after a change. -->\n"
-_FRONTEND = Path(__file__).parent.parent / "frontend"
+_ROOT = Path(__file__).parent.parent
 _OPTION = re.compile(r"(?<![`\w])(--[a-z][a-z-]*)")
 
 LIMITS: Mapping[str, str] = {
@@ -34,7 +34,7 @@ LIMITS: Mapping[str, str] = {
     "validation.chat.MAX_TEMPLATE_VARIABLES": "entries of `chat_template_kwargs`",
     "validation.tools.MAX_TOOLS": "tools",
     "validation.tools.MAX_NAME_CHARACTERS": "characters in a tool's name",
-    "validation.custom_tools.MAX_LARK": "characters in a request's Lark grammars of custom tools, if they are enforced",
+    "parts.grammars.frontend.custom_patterns.MAX_LARK": "characters in the Lark grammars of custom tools, if enforced",
     "validation.common.MAX_STOP_STRINGS": "stop strings",
     "validation.common.MAX_STOP_CHARACTERS": "characters in all stop strings together",
     "validation.common.MAX_STOP_TOKEN_IDS": "`stop_token_ids`",
@@ -55,52 +55,58 @@ LIMITS: Mapping[str, str] = {
     "targets.MAX_MS": "milliseconds in `slo_ttft_ms` and `slo_tpot_ms`",
     "validation.grammar.MAX_GRAMMAR_BYTES": "bytes of a JSON schema, pattern or grammar; of all strict tools' schemas",
     "validation.grammar.MAX_CHOICES": "choices of structured output",
-    "grammars.json_schema.MAX_DEPTH": "levels of a JSON schema",
-    "grammars.json_schema.MAX_VALUES": "values of a JSON schema",
-    "grammars.json_schema.MAX_PATTERN_CHARACTERS": "characters in a pattern",
-    "grammars.json_schema.MAX_PATTERN_REPEATS": "repetitions in a pattern",
+    "parts.grammars.child.json_schema.MAX_DEPTH": "levels of a JSON schema",
+    "parts.grammars.child.json_schema.MAX_VALUES": "values of a JSON schema",
+    "parts.grammars.limits.MAX_PATTERN_CHARACTERS": "characters in a pattern",
+    "parts.grammars.child.json_schema.MAX_PATTERN_REPEATS": "repetitions in a pattern",
     "api.infill.MAX_EXTRAS": "texts in `input_extra`",
     "embeddings.validate.MAX_INPUTS": "texts in one request for embeddings",
-    "responses.items.MAX_ITEMS": "items in a response's input",
-    "responses.items.MAX_REFERENCES": "references to items in a response's input",
-    "responses.conversations.MAX_ADDED": "items that are added to a conversation at a time",
-    "responses.stored.MAX_PAGE": "stored items in one page of a list",
-    "responses.validate.MAX_METADATA": "entries of a response's `metadata`",
-    "responses.validate.MAX_METADATA_KEY": "characters in a key of `metadata`",
-    "responses.validate.MAX_METADATA_VALUE": "characters in a value of `metadata`",
-    "responses.validate.MAX_IDENTIFIER": "characters in `safety_identifier` and `prompt_cache_key`",
-    "batches.lines.MAX_LINES": "requests in a batch",
-    "batches.store.MAX_LIVE": "batches of an API key that are under way",
-    "files.handlers.MAX_PAGE": "files in one page of the list",
-    "images.fetch.MAX_ADDRESS": "characters in an image's address",
-    "images.fetch.MAX_REDIRECTS": "redirects to an image",
+    "parts.responses.frontend.items.MAX_ITEMS": "items in a response's input",
+    "parts.responses.frontend.items.MAX_REFERENCES": "references to items in a response's input",
+    "parts.responses.frontend.conversations.MAX_ADDED": "items that are added to a conversation at a time",
+    "parts.responses.frontend.stored.MAX_PAGE": "stored items in one page of a list",
+    "parts.responses.frontend.validate.MAX_METADATA": "entries of a response's `metadata`",
+    "parts.responses.frontend.validate.MAX_METADATA_KEY": "characters in a key of `metadata`",
+    "parts.responses.frontend.validate.MAX_METADATA_VALUE": "characters in a value of `metadata`",
+    "parts.responses.frontend.validate.MAX_IDENTIFIER": "characters in `safety_identifier` and `prompt_cache_key`",
+    "parts.batches.frontend.lines.MAX_LINES": "requests in a batch",
+    "parts.batches.frontend.store.MAX_LIVE": "batches of an API key that are under way",
+    "parts.batches.frontend.files.handlers.MAX_PAGE": "files in one page of the list",
+    "parts.images.frontend.fetch.MAX_ADDRESS": "characters in an image's address",
+    "parts.images.frontend.fetch.MAX_REDIRECTS": "redirects to an image",
     "http.connections.MAX_HEADER_FIELDS": "header fields of a request",
     "http.connections.MAX_HEADER_BYTES": "bytes of a header field, and of the request line",
     "http.app.MAX_TYPE_LENGTH": "characters in `Content-Type`",
     "http.connections.MAX_CONNECTIONS": "open connections to a frontend, if its limit of open files allows them",
-    "storage.responses.MAX_STORED": "stored responses of an API key, and as many conversations",
+    "parts.responses.frontend.storage.responses.MAX_STORED": "stored responses of an API key; as many conversations",
 }
-"""What the constants of the frontend limit, in the order of the table."""
+"""What constants limit, in the order of the table: those of the frontend, and of parts."""
 
 _INSIDE = frozenset(
     (
         "api.service.MAX_RENDER_SECONDS",
         "api.service.MAX_ENCODE_SECONDS",
         "api.service.MAX_QUICK",
-        "batches.lines.MAX_ERRORS",
-        "batches.runner.MAX_OPEN",
-        "batches.sender.MAX_WAITING",
-        "batches.handlers.MAX_PAGE",
-        "batches.shapes.MAX_METADATA",
-        "images.reader.MAX_READ_SECONDS",
+        "parts.batches.frontend.lines.MAX_ERRORS",
+        "parts.batches.frontend.runner.MAX_OPEN",
+        "parts.batches.frontend.sender.MAX_WAITING",
+        "parts.batches.frontend.handlers.MAX_PAGE",
+        "parts.batches.frontend.shapes.MAX_METADATA",
+        "parts.images.frontend.reader.MAX_READ_SECONDS",
         "http.app.MAX_HELD_BODIES",
         "http.proxies.MAX_HOPS",
     )
 )
 """Constants that limit what the server does, not what a request may hold, or that are others' values again."""
 
-_OF_REQUESTS = ("validation", "embeddings", "responses", "batches", "files", "images", "api", "http")
-_FILES_OF_REQUESTS = ("json_size.py", "targets.py", "grammars/json_schema.py")
+_OF_REQUESTS = (
+    *(f"frontend/{room}" for room in ("validation", "embeddings", "api", "http")),
+    *("parts/images/frontend", "parts/responses/frontend", "parts/batches/frontend"),
+)
+_FILES_OF_REQUESTS = (
+    *("frontend/json_size.py", "frontend/targets.py"),
+    *("parts/grammars/frontend/custom_patterns.py", "parts/grammars/limits.py", "parts/grammars/child/json_schema.py"),
+)
 _CONSTANT = re.compile(r"^(MAX_[A-Z_]+)\b.* = ", re.MULTILINE)
 
 
@@ -139,9 +145,9 @@ def errors() -> str:
 
 def _constants() -> Iterator[str]:
     """The limits in the code, by module and name."""
-    paths = [path for room in _OF_REQUESTS for path in sorted((_FRONTEND / room).rglob("*.py"))]
-    for path in [*paths, *(_FRONTEND / name for name in _FILES_OF_REQUESTS)]:
-        module = ".".join(path.relative_to(_FRONTEND).with_suffix("").parts)
+    paths = [path for room in _OF_REQUESTS for path in sorted((_ROOT / room).rglob("*.py"))]
+    for path in [*paths, *(_ROOT / name for name in _FILES_OF_REQUESTS)]:
+        module = ".".join(path.relative_to(_ROOT).with_suffix("").parts).removeprefix("frontend.")
         yield from (f"{module}.{name}" for name in _CONSTANT.findall(path.read_text()))
 
 
@@ -156,7 +162,8 @@ def limits() -> str:
     rows = ["| at most | of |", "| --- | --- |"]
     for name, what in LIMITS.items():
         module, _, constant = name.rpartition(".")
-        rows.append(f"| {getattr(import_module(f'penstock.frontend.{module}'), constant):,.0f} | {what} |")
+        module = module if module.startswith("parts.") else f"frontend.{module}"
+        rows.append(f"| {getattr(import_module(f'penstock.{module}'), constant):,.0f} | {what} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,6 +1,6 @@
 """The sources of an answer's random ids and seeds, and of its time.
 
-Usually both are the system's. Work that may be repeated and must then yield the same bytes (`frontend/batches/`) sets
+Usually both are the system's. Work that may be repeated and must then yield the same bytes (lines of batches) sets
 both for its own context, which the tasks that it starts inherit.
 """
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
 from penstock.frontend.errors import InvalidRequest, UnsupportedParameter
-from penstock.frontend.exchange.exchange import Route
-from penstock.ipc.overrides import calls
+from penstock.frontend.exchange.exchange import Dialect, Route
+from penstock.ipc.messages import EngineReady
+from penstock.ipc.overrides import calls, overriding
 
 
 class FrontendPart:
@@ -23,6 +24,9 @@ class FrontendPart:
     routes: ClassVar[tuple[Route, ...]] = ()
     """Its routes. Their handlers find the part's object by `service.parts.get`."""
 
+    dialect: ClassVar[Dialect | None] = None
+    """What requests with a header get at paths of others, and where there is nothing."""
+
     @classmethod
     def of(cls, service: Any) -> Self | None:
         """The part of this frontend (`Service`); None if its options switch it off. Called inside the event loop."""
@@ -30,6 +34,9 @@ class FrontendPart:
 
     async def start(self) -> None:
         """The frontend is about to serve."""
+
+    async def engine_ready(self, facts: EngineReady) -> None:
+        """The first engine has become ready."""
 
     async def serve(self, name: str, path: str) -> None:
         """Serve one more model, under this name: the served one with what is at a path.
@@ -46,6 +53,12 @@ class FrontendPart:
         """
         raise NotImplementedError
 
+    def share_stored(self, other: Self) -> None:
+        """From now on, share what is stored with the same part of another service in this process."""
+
+    async def stop(self) -> None:
+        """The frontend is about to end: begin nothing more, while requests in progress go on."""
+
     async def close(self) -> None:
         """The frontend ends, and all requests have ended."""
 
@@ -58,21 +71,30 @@ class FrontendParts:
 
     def __init__(self, service: Any) -> None:
         found = (kind.of(service) for kind in brought("frontend", FrontendPart))
-        self._all = {type(part): part for part in found if part is not None}
-        self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "start")
-        self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "serve")
-        self._searcher: list[Callable[[Any, Any], Any]] = calls(FrontendPart, self._all.values(), "searcher")
-        self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all.values(), "close")
+        self._all = tuple(part for part in found if part is not None)
+        self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "start")
+        self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all, "serve")
+        self._searcher: list[Callable[[Any, Any], Any]] = calls(FrontendPart, self._all, "searcher")
+        self._engine_ready: list[Callable[[EngineReady], Awaitable[None]]] = calls(
+            FrontendPart, self._all, "engine_ready"
+        )
+        self._storing = overriding(FrontendPart, self._all, "share_stored")
+        self._stop: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "stop")
+        self._close: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "close")
 
     def get(self, kind: type[_Part]) -> _Part | None:
         """The part of this class, if it is there."""
-        found = self._all.get(kind)
-        return found if isinstance(found, kind) else None
+        return next((part for part in self._all if isinstance(part, kind)), None)
 
     async def start(self) -> None:
         """Start all parts, in their order."""
         for start in self._start:
             await start()
+
+    async def engine_ready(self, facts: EngineReady) -> None:
+        """Tell all parts that the first engine has become ready."""
+        for engine_ready in self._engine_ready:
+            await engine_ready(facts)
 
     async def serve(self, name: str, path: str) -> None:
         """Serve one more model, under this name: the served one with what is at a path.
@@ -97,6 +119,17 @@ class FrontendParts:
             )
         return self._searcher[0](beams, engine)
 
+    def share_stored(self, others: "FrontendParts") -> None:
+        """From now on, share what is stored with the parts of another service in this process."""
+        for part in self._storing:
+            if (other := others.get(type(part))) is not None:
+                part.share_stored(other)
+
+    async def stop(self) -> None:
+        """Stop all parts, the last one first."""
+        for stop in reversed(self._stop):
+            await stop()
+
     async def close(self) -> None:
         """Close all parts, the last one first."""
         for close in reversed(self._close):
@@ -106,3 +139,8 @@ class FrontendParts:
 def routes_of_parts() -> tuple[Route, ...]:
     """The routes of all parts that there are."""
     return tuple(route for kind in brought("frontend", FrontendPart) for route in kind.routes)
+
+
+def dialects_of_parts() -> tuple[Dialect, ...]:
+    """The dialects of all parts that there are."""
+    return tuple(kind.dialect for kind in brought("frontend", FrontendPart) if kind.dialect is not None)

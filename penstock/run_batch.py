@@ -25,11 +25,11 @@ from penstock.config.flags import config_from
 from penstock.config.foreign_flags import without_foreign_flags
 from penstock.config.parser import Parser
 from penstock.frontend.api.text_model import load_text_model
-from penstock.frontend.batches.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
-from penstock.frontend.batches.sender import Sender, has_room
-from penstock.frontend.batches.shapes import ENDPOINTS
 from penstock.frontend.http.routes import ROUTES
 from penstock.ipc import process
+from penstock.parts.batches.frontend.lines import MAX_ERRORS, NumberedLine, check_lines, valid_lines
+from penstock.parts.batches.frontend.sender import Sender, has_room
+from penstock.parts.batches.frontend.shapes import endpoints_of
 
 GROUPS = ("model", "scheduler", "worker", "parallel", "log")
 MAX_LINE_BYTES = 64 << 20
@@ -69,7 +69,7 @@ async def _run(source: Path, target: Path, options: dict[str, Any]) -> int:
     model.tokenizer.close()
     most = sys.maxsize
     num_lines, errors = await asyncio.to_thread(
-        check_lines, source, ENDPOINTS, MAX_LINE_BYTES, lambda name: name in names, most
+        check_lines, source, endpoints_of(ROUTES), MAX_LINE_BYTES, lambda name: name in names, most
     )
     for error in errors:
         _say(f"{source}{'' if error.line is None else f', line {error.line}'}: {error.message}")
@@ -93,8 +93,7 @@ async def _run(source: Path, target: Path, options: dict[str, Any]) -> int:
 
 async def _answer(llm: AsyncLLM, source: Path, output: "_Output", num_lines: int) -> None:
     service = await llm.service()
-    routes = {route.path: route for route in ROUTES if route.method == "POST"}
-    sender, under_way = Sender(service, routes, lambda: None), set[asyncio.Task[None]]()
+    sender, under_way = Sender(service, endpoints_of(ROUTES), lambda: None), set[asyncio.Task[None]]()
     told_at = time.monotonic()
 
     async def answer(line: NumberedLine) -> None:

@@ -28,6 +28,7 @@ PART_MAY_IMPORT = {
     "worker": {"ipc", "kernels", "config", "models", "gpu_worker"},
     "scheduler": MAY_IMPORT["core"] | {"core"},
     "frontend": MAY_IMPORT["frontend"] | {"frontend"},
+    "child": MAY_IMPORT["frontend"] | {"frontend"},
     "metrics": MAY_IMPORT["frontend"] | {"frontend"},
     "options": {"ipc", "config"},
     "messages": {"ipc"},
@@ -36,8 +37,8 @@ PART_MAY_IMPORT = {
 FLOORS = {
     "core": ("kv", "sequences", "steps", "scheduling", "engine", "launch"),
     "frontend": (
-        "ground", "storage", "exchange", "part", "streams", "text", "images", "parsing", "engine", "grammars",
-        "validation", "api", "embeddings", "ollama", "responses", "anthropic", "files", "batches", "web", "http",
+        "ground", "storage", "exchange", "part", "streams", "text", "parsing", "engine",
+        "validation", "api", "embeddings", "web", "http",
     ),
     "gpu_worker": ("devices", "parallel", "state", "formats", "models", "part", "steps", "startup", "ground"),
 }  # fmt: skip

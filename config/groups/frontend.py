@@ -77,13 +77,6 @@ class FrontendOptions(Options, frozen=True):
         Meta(description="File with a chat template to use instead of the checkpoint's."),
         Shown("PATH", "chat template to use instead of the model's"),
     ] = ""
-    open_objects: Annotated[
-        bool,
-        Meta(
-            description="Let objects have properties that their JSON schema does not list, as the standard says "
-            "(docs/structured-output.md). By default they have no others, unless the schema speaks of them."
-        ),
-    ] = False
     parse_special_tokens: Annotated[
         bool,
         Meta(
@@ -181,25 +174,6 @@ class FrontendOptions(Options, frozen=True):
     body_timeout: Annotated[
         float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0), INTERNAL
     ] = 30.0
-    image_hosts: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Hosts from which images of requests are fetched (docs/images.md), such as cdn.example.org, "
-            "*.example.org or cdn.example.org:8443; never from private addresses. Empty: images come in data: URLs."
-        ),
-        Shown("HOST", "hosts from which images of requests are fetched"),
-    ] = ()
-    max_images: Annotated[
-        int, Meta(description="Most images in one request to a model that takes images. 0: none.", ge=0, le=1024)
-    ] = 16
-    image_memory_gib: Annotated[
-        float,
-        Meta(
-            description="Shared memory of each frontend for the pixel values of images, of which one may take an "
-            "eighth. Images of requests that have ended are kept in it while there is room.",
-            gt=0.0,
-        ),
-    ] = 4.0
     strict_requests: Annotated[
         bool,
         Meta(
@@ -314,14 +288,6 @@ class FrontendOptions(Options, frozen=True):
         Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
         Shown("NAME", "how the model marks its reasoning"),
     ] = "auto"
-    max_stored_response_bytes: Annotated[
-        int,
-        Meta(
-            description="Most bytes of stored responses per API key, for previous_response_id. The least recently used "
-            "are dropped first. 0: store none.",
-            ge=0,
-        ),
-    ] = 64 << 20
     max_resumable_bytes: Annotated[
         int,
         Meta(

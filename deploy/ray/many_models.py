@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from penstock.frontend import schema
-from penstock.frontend.anthropic import models as anthropic_models
 from penstock.frontend.api import operations
 from penstock.frontend.api.service import Service
 from penstock.frontend.exchange import metrics
@@ -100,7 +99,12 @@ def _of_all(route: Route, services: Sequence[Service]) -> Route:
         return Reply(prometheus_client.generate_latest(registry), content_type=metrics.CONTENT_TYPE)
 
     async def list_infos(service: Service, record: RequestRecord, body: bytes) -> Reply:
-        return anthropic_models.page([i for each in services for i in anthropic_models.model_infos(each)], record.query)
+        from penstock.parts.anthropic.frontend.models import (  # the part is there, as it has this route
+            model_infos,
+            page,
+        )
+
+        return page([info for each in services for info in model_infos(each)], record.query)
 
     if route.handler is operations.list_models:
         others = tuple((header, replace(other, handler=list_infos)) for header, other in route.for_header)

@@ -10,7 +10,6 @@ from penstock.frontend import schema
 from penstock.frontend.api.body import read
 from penstock.frontend.api.chunks import ChunkWriter
 from penstock.frontend.api.logprobs import prompt_logprobs
-from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.run import Run, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
@@ -74,8 +73,8 @@ async def submit_chat(
     """
     common, model = valid.common, service.model
     output_format = _output_format(model, valid, prompt.token_ids)
-    if common.grammar is not None or valid.tools is not None:
-        common = replace(common, grammar=output_grammar_of(common, output_format, model.tokenizer))
+    if common.grammar is not None or (valid.tools is not None and valid.tools.binds_output):
+        common = service.grammars.bound(common, output_format, model.tokenizer)
     shown: frozenset[int] = frozenset()
     if output_format is not PLAIN:
         shown = model.tokenizer.special_ids(output_format.marks)

@@ -233,8 +233,6 @@ async def index(service: Service, record: RequestRecord, body: bytes) -> Reply:
     routes = {
         "POST /v1/chat/completions": "answer a conversation",
         "POST /v1/completions": "continue texts",
-        "POST /v1/responses": "answer, and remember",
-        "POST /v1/messages": "answer a conversation of Anthropic's clients",
         "GET /v1/models": "what is served",
         "GET /openapi.json": "all routes and fields",
         "GET /health": "whether this process answers",

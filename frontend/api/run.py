@@ -25,6 +25,7 @@ import structlog
 from msgspec import structs
 
 from penstock.frontend import schema
+from penstock.frontend.api.grammar_part import Grammar
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.usage import usage
@@ -34,7 +35,6 @@ from penstock.frontend.errors import ApiError, InvalidRequest, UnsupportedParame
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import RequestRecord, StreamReply
-from penstock.frontend.grammars.reader import Grammar
 from penstock.frontend.targets import NONE as NO_TARGETS
 from penstock.frontend.text.stop_strings import StopStrings
 from penstock.frontend.text.tokenizer import TextTokenizer

@@ -24,7 +24,8 @@ from penstock.config import Config
 from penstock.config.api_keys import load_api_keys
 from penstock.frontend import schema
 from penstock.frontend.api.fingerprint import fingerprint_of
-from penstock.frontend.api.prompt_images import PromptImages, prompt_images
+from penstock.frontend.api.grammar_part import GrammarPart
+from penstock.frontend.api.image_part import ImagePart
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation
@@ -38,18 +39,14 @@ from penstock.frontend.errors import (
     TemplateFailed,
 )
 from penstock.frontend.exchange.access import Access
-from penstock.frontend.exchange.exchange import Observer
+from penstock.frontend.exchange.exchange import Observer, Route
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.exchange.tenants import user_of
-from penstock.frontend.grammars.reader import GrammarReader
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.part import FrontendParts
 from penstock.frontend.prompt import Prompt
-from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import Database
-from penstock.frontend.storage.own_file import OwnFile, Tables
-from penstock.frontend.storage.responses import MAX_STORED, ResponseStore, store_path
 from penstock.frontend.streams.keeper import StreamKeeper
 from penstock.frontend.streams.kept import Bounds
 from penstock.frontend.streams.siblings import Siblings
@@ -101,15 +98,16 @@ class PromptReader:
         tokenizer: TextTokenizer,
         *,
         parse_special_tokens: bool = False,
-        images: PromptImages | None = None,
+        images: ImagePart | None = None,
         texts: str = "",
     ) -> None:
         """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options.
 
-        `texts`: the folder of an adapter with texts of its own. Its reader shares the images with the model's.
+        Args:
+            images: puts images into prompts, if the model takes any.
+            texts: the folder of an adapter with texts of its own.
         """
         self._tokenizer = tokenizer
-        self._shares_images = bool(texts)
         self.images = images
         self._children = ChildPool(
             "penstock.frontend.text.child",
@@ -128,8 +126,6 @@ class PromptReader:
     async def close(self) -> None:
         """End the processes."""
         await self._children.close()
-        if self.images is not None and not self._shares_images:
-            await self.images.close()
 
     async def render_and_encode(
         self, conversation: ValidConversation, rules: Rules, record: RequestRecord, *, add_special_tokens: bool = False
@@ -146,29 +142,19 @@ class PromptReader:
         text, seam, warnings = await self._render(conversation, rules, record.tenant)
         record.warnings += warnings
         check_text_size("messages", text, rules)
+
+        async def encode(text: str) -> list[int]:
+            [token_ids] = await self.encode_all(
+                [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
+            )
+            return token_ids
+
         if conversation.images and self.images is not None:
-            return await self._with_images(self.images, conversation, text, seam, record, add_special_tokens)
-        [token_ids] = await self.encode_all(
-            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
-        )
+            return await self.images.prompt(text, conversation.images, encode, record)
+        token_ids = await encode(text)
         if not token_ids:
             raise InvalidRequest("the chat template turns these messages into an empty prompt", param="messages")
         return Prompt(token_ids)
-
-    async def _with_images(
-        self,
-        images: PromptImages,
-        conversation: ValidConversation,
-        text: str,
-        seam: str,
-        record: RequestRecord,
-        add_special_tokens: bool,
-    ) -> Prompt:
-        read, text = await images.read(conversation.images, text, record)
-        [token_ids] = await self.encode_all(
-            [text], record.tenant, field="messages", add_special_tokens=add_special_tokens, seam=seam
-        )
-        return await images.placed(token_ids, read)
 
     async def encode_prompts(self, completion: ValidCompletion, client: str) -> list[list[int]]:
         """The token ids of each prompt.
@@ -379,20 +365,18 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     access: Access = field(init=False)
-    responses: ResponseStore = field(init=False)
-    conversations: ConversationStore = field(init=False)
     database: Database | None = field(init=False)  # that of --data-dir
     streams: StreamKeeper = field(init=False)
     siblings: Siblings | None = field(default=None, init=False)  # other frontends of the launch
-    grammars: GrammarReader = field(init=False)
+    grammars: GrammarPart = field(init=False)
     prompts: PromptReader = field(init=False)
     parts: FrontendParts = field(init=False)
     generations: Generations = field(default_factory=Generations)
     observers: tuple[Observer, ...] = ()  # called for requests that have ended
+    routes: tuple[Route, ...] = ()  # all that are served; empty: none are, and handlers are called directly
     variants: dict[str, Variant] = field(default_factory=dict, init=False)  # by name; a part adds and removes them
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
-    _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
     _logits_processors: tuple[str, ...] = field(default=(), init=False)
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
@@ -402,23 +386,15 @@ class Service:
         self.database = Database(options.data_dir) if options.data_dir else None
         self.access = Access(load_api_keys(options.api_keys_file))
         self.streams = StreamKeeper(options.max_resumable_bytes, Bounds())
-        self.grammars = GrammarReader(model_path(self.config), open_objects=options.open_objects)
+        self.parts = FrontendParts(self)
+        self.grammars = self.parts.get(GrammarPart) or GrammarPart()
         self.prompts = PromptReader(
             model_path(self.config),
             options.chat_template,
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,
-            images=prompt_images(self.config, self.model.tokenizer),
+            images=self.parts.get(ImagePart),
         )
-        tables: Tables
-        if self.database is not None:
-            tables = self.database
-        else:
-            tables = self._own_file = OwnFile(store_path(self.config))
-        limits = (MAX_STORED, options.max_stored_response_bytes)
-        self.responses = ResponseStore(tables, *limits)
-        self.conversations = ConversationStore(tables, *limits)
-        self.parts = FrontendParts(self)
         of_parts = self.config.of_parts()
         self._logits_processors = tuple(name for options in of_parts for name in options.processor_names)
 
@@ -428,11 +404,9 @@ class Service:
         await self.parts.start()
 
     def share_stored(self, other: "Service") -> None:
-        """From now on, share stored responses, conversations and streams with another service in this process."""
-        if self._own_file is not None:
-            self._own_file.close()
-            self._own_file = None
-        self.responses, self.conversations, self.streams = other.responses, other.conversations, other.streams
+        """From now on, share what is stored, and streams, with another service in this process."""
+        self.streams = other.streams
+        self.parts.share_stored(other.parts)
 
     async def meet_siblings(self, name: str) -> None:
         """Find the other frontends, so that their streams can be continued here; `name` is this frontend's own."""
@@ -571,12 +545,9 @@ class Service:
         if self.siblings is not None:
             await self.siblings.close()
         self.streams.close()
-        await self.parts.close()
         await self.engine.close()
-        await self.grammars.close()
         await self.prompts.close()
-        if self._own_file is not None:
-            self._own_file.close()
+        await self.parts.close()
         if self.database is not None:
             self.database.close()
         self.model.tokenizer.close()
@@ -607,8 +578,11 @@ class Admission:
     def __exit__(self, *_: object) -> None:
         self._place.give_back()
 
-    def hold(self, valid: ValidRequest, num_prompts: int = 1) -> None:
+    def hold(self, valid: ValidRequest, num_prompts: int = 1, *, num_added: int = 0) -> None:
         """Hold what the request turns out to need.
+
+        `num_added`: the most tokens that the prompts have together beyond the body's bytes, such as those of a text
+        that goes before each of them.
 
         Raises:
             InvalidParameter: it has more sequences than this server, or its API key, allows.
@@ -628,8 +602,10 @@ class Admission:
             record.num_added_seqs = num_seqs - 1
         if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
             record.tenant = user_of(record.tenant, valid.user)
-        self._place.resize(num_seqs, self._num_tokens(num_prompts) * valid.num_sequences, record.tenant)
+        num_tokens = self._num_tokens(num_prompts, num_added) * valid.num_sequences
+        self._place.resize(num_seqs, num_tokens, record.tenant)
 
-    def _num_tokens(self, num_prompts: int) -> int:
+    def _num_tokens(self, num_prompts: int, num_added: int = 0) -> int:
         """The most tokens that the prompts can have together."""
-        return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
+        most = self._num_bytes + num_added
+        return min(most, num_prompts * (self._service.max_model_len or most))

@@ -36,7 +36,7 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
             variables=request.chat_template_kwargs,
             tools=None if tools is None else tools.definitions,
         )
-        record.warnings += (*conversation.warnings, *(() if tools is None else tools.warnings))
+        record.warnings += conversation.warnings
         prompt = await service.prompts.render_and_encode(
             conversation, rules, record, add_special_tokens=bool(request.add_special_tokens)
         )

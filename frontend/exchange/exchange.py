@@ -81,12 +81,15 @@ class Route:
     query: tuple[tuple[str, str], ...] = ()  # (name, type)
     argument: str = "[^/]+"  # a pattern for `{id}`
     aliases: tuple[str, ...] = ()  # other paths, such as those that probes for other servers use
+    is_only_versioned: bool = False  # without `/v1` its path is another route's
     scope: Literal["", "infer", "metrics", "admin"] = "infer"  # that a key needs; empty: open to all, nothing secret
     error_shape: ErrorShape = OPENAI
     body_type: str = JSON  # with FORM the handler gets an `Upload`
     takes_any_type: bool = False  # the body is JSON, whatever its Content-Type says
     id_headers: tuple[str, ...] = ("x-request-id",)  # answer headers with the request's id
     is_quiet: bool = False  # polled by machines: logged only when it fails
+    required: tuple[str, ...] = ()
+    """Fields that a body must have. Its struct makes them optional, so that we can write the error ourselves."""
     for_header: tuple[tuple[str, "Route"], ...] = ()
     """(header in lower case, the route for requests that have it): another API with the same path."""
 
@@ -98,8 +101,8 @@ class Route:
         API; and each of these with a slash at its end.
         """
         version, is_versioned, rest = self.path.partition("/v1/")
-        others = (f"/{rest}", f"/openai{self.path}") if is_versioned and not version else ()
-        named = (self.path, *self.aliases, *others)
+        others = [f"/{rest}", f"/openai{self.path}"] if is_versioned and not version else []
+        named = (self.path, *self.aliases, *others[self.is_only_versioned :])
         slashed = (f"{path}/" for path in named if not path.endswith(("/", "}")))
         return tuple(dict.fromkeys((*named, *slashed)))
 
@@ -116,6 +119,20 @@ class Route:
     def is_for_admins(self) -> bool:
         """Whether the route is for administrators. If they have a listener of their own, only that one answers it."""
         return self.scope in ("metrics", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API that shares paths with others: requests that have its header are answered in its way."""
+
+    header: str  # in lower case
+    error_shape: ErrorShape
+    id_headers: tuple[str, ...]
+    routes: tuple[Route, ...]  # in place of those with the same method and path
+
+    def dressed(self, route: Route) -> Route:
+        """The route, with errors and ids as this API has them."""
+        return replace(route, error_shape=self.error_shape, id_headers=self.id_headers)
 
 
 async def _no_body() -> bytes:

@@ -12,6 +12,7 @@ import re
 from asyncio import CancelledError
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal
 
@@ -43,8 +44,7 @@ from penstock.frontend.http import connections
 from penstock.frontend.http.absent import why_absent
 from penstock.frontend.http.cors import allow_origins
 from penstock.frontend.http.proxies import TrustedProxies
-from penstock.frontend.http.routes import ROUTES
-from penstock.frontend.http.routes.anthropic import for_anthropic
+from penstock.frontend.http.routes import DIALECTS, ROUTES
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.ipc.version import NAME
 
@@ -172,7 +172,8 @@ def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
     async def refuse(service: Service, record: RequestRecord, body: bytes) -> Reply:
         raise error
 
-    return for_anthropic(Route("", "unrouted", refuse))
+    route = Route("", "unrouted", refuse)
+    return replace(route, for_header=tuple((dialect.header, dialect.dressed(route)) for dialect in DIALECTS))
 
 
 def _path_pattern(path: str, route: Route) -> str:

@@ -14,7 +14,6 @@ from penstock.config.listening import has_files
 from penstock.config.tls import load_certificate, load_tls
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
-from penstock.frontend.batches.runner import BatchRunner
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.connection import engine_addresses, over_sockets
 from penstock.frontend.engine.link import EngineLink
@@ -61,12 +60,12 @@ class Server:
         links = [EngineLink(each, connect, self._on_refused) for each in addresses]
         book = RequestBook(links, config.scheduler, router_for(config, len(links), metrics.registry))
         self._observing = observing(config.frontend)
-        self.service = Service(config, model, book, metrics, observers=tuple(each.note for each in self._observing))
+        observers = tuple(each.note for each in self._observing)
+        self.service = Service(config, model, book, metrics, observers=observers, routes=ROUTES)
         self._max_connections = connections_within_limit(MAX_CONNECTIONS)
         parts: tuple[Part, ...] = ("all",) if config.frontend.admin_address is None else ("public", "admin")
         self._runners = [self._make_runner(part) for part in parts]
         self._tasks: list[asyncio.Task[None]] = []
-        self._batches: BatchRunner | None = None
 
     def _make_runner(self, part: Part) -> BoundedRunner:
         options = self._config.frontend
@@ -101,9 +100,6 @@ class Server:
         self._tasks.append(asyncio.create_task(self.service.generations.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
         self._tasks.append(asyncio.create_task(self._share_metrics()))
-        if self.service.database is not None:
-            by_path = {route.path: route for route in ROUTES if route.method == "POST"}
-            self._batches = BatchRunner(self.service, self.service.database, by_path)
 
     def end(self, *, at_once: bool) -> None:
         """Begin to stop: running streams may finish, but with `at_once` they get an error now, even during a drain."""
@@ -134,8 +130,7 @@ class Server:
 
     async def close(self) -> None:
         """Drain, then close everything."""
-        if self._batches is not None:
-            await self._batches.close()
+        await self.service.parts.stop()
         await self.service.generations.drain(self._config.frontend.shutdown_timeout, self._hurry)
         for task in self._tasks:
             task.cancel()
@@ -152,8 +147,8 @@ class Server:
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self.service.engine.ready.wait()
         on_ready()
-        if self.service.image_limits is not None and self.service.prompts.images is not None:
-            await self.service.prompts.images.reader.warm()
+        if (facts := self.service.engine.last_facts) is not None:
+            await self.service.parts.engine_ready(facts)
 
     async def _share_metrics(self) -> None:
         while True:

@@ -7,7 +7,7 @@ Clients see neither the key nor JSON's escapes. What a model writes in another f
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,9 @@ from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart,
 INPUT = "input"
 """The name of the only argument."""
 
+SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
+"""Of the grammars that inputs may have to match."""
+
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _LONGEST_HEAD = 64
 """Characters after which it is decided whether arguments begin as expected."""
@@ -23,6 +26,13 @@ _LONGEST_HEAD = 64
 _PLAIN = re.compile(r'[^"\\]+')
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class InputGrammar(NamedTuple):
+    """What the input of a custom tool must match, as the client wrote it."""
+
+    syntax: str = ""  # one of `SYNTAXES`; empty: any text
+    definition: str = ""
 
 
 def arguments_of(text: str) -> dict[str, Any]:

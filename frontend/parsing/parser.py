@@ -19,7 +19,7 @@ from penstock.frontend.parsing.calls.block import Kinds
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
 from penstock.frontend.parsing.channels import ChannelParser
-from penstock.frontend.parsing.custom_input import CustomInputs
+from penstock.frontend.parsing.custom_input import CustomInputs, InputGrammar
 from penstock.frontend.parsing.parts import CallArguments, CallInput, CallStart, Content, Part, Reasoning
 from penstock.frontend.parsing.reasoning import ReasoningFormat, ReasoningSplitter
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
@@ -40,10 +40,8 @@ class ValidTools:
     """Whether the output must be calls, of the tools in `names`."""
     kinds: Kinds = field(default_factory=dict, compare=False)
     """What is known of the tools' schemas, which may be large: all calls of all sequences share it."""
-    inputs: dict[str, str] = field(default_factory=dict)
-    """Custom tools, which are among the functions, and the pattern of each one's input; empty: any text."""
-    warnings: tuple[str, ...] = ()
-    """For the client: what is not enforced."""
+    inputs: dict[str, InputGrammar] = field(default_factory=dict)
+    """Custom tools, which are among the functions, and what each one's input must match."""
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -57,8 +55,13 @@ class ValidTools:
 
     @property
     def has_strict(self) -> bool:
-        """Whether there is a strict tool: its arguments, or its input, must match whenever it is called."""
-        return any(self.inputs.values()) or any(tool["function"].get("strict") for tool in self.definitions)
+        """Whether there is a strict function: its arguments must match whenever it is called."""
+        return any(tool["function"].get("strict") for tool in self.definitions)
+
+    @property
+    def binds_output(self) -> bool:
+        """Whether the tools say what the model may write: calls are forced, or what they contain must match."""
+        return self.is_forced or self.has_strict or any(grammar.syntax for grammar in self.inputs.values())
 
 
 @dataclass(frozen=True, slots=True)

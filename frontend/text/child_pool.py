@@ -102,7 +102,7 @@ class ChildPool:
         Questions of at most `max_short` bytes are known to take little time, and longer ones may take much; with 0
         their size says nothing.
         """
-        self._kind = module.rpartition(".")[2]
+        self._kind = module.removeprefix("penstock.")
         self._command = [sys.executable, *(["-O"] if sys.flags.optimize else []), "-m", module, *arguments]
         self._max_answer_bytes = max_answer_bytes
         self._max_short = max_short

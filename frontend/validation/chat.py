@@ -101,8 +101,6 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     elif request.tools is not None or request.tool_choice is not None:
         parallel = request.parallel_tool_calls
         tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules)
-    if tools is not None and tools.warnings:
-        common = replace(common, warnings=(*common.warnings, *tools.warnings))
     return ValidChat(
         common=common,
         conversation=validate_conversation(

@@ -17,14 +17,13 @@ import msgspec
 
 from penstock.frontend.draws_and_clock import DRAWS
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
-from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
 from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams
-from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, check_grammar
+from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, GrammarSource, check_grammar
 from penstock.frontend.validation.samplers import ValidSamplers, check_samplers
 from penstock.frontend.validation.tokens import (
     check_allowed_token_ids,

@@ -1,14 +1,18 @@
-"""Checks of output grammars: whether they are small enough to be parsed. `grammars/reader.py` parses them."""
+"""Finds what outputs must match in the fields of requests, and checks that it is small enough to be read.
+
+A part reads it (`api/grammar_part.py`).
+"""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.grammars.reader import GrammarKind, GrammarSource
 from penstock.frontend.schema import ResponseFormat, SamplingRequest, StructuredOutputs
+
+GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_GRAMMAR_BYTES = 65536
 MAX_CHOICES = 1024
@@ -20,6 +24,18 @@ GRAMMAR_FIELDS = (
 """The fields of `SamplingRequest` that constrain the output."""
 
 _ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as the client wrote it, small enough to be parsed."""
+
+    kind: GrammarKind
+    text: str
+    field: str  # of the request; named in errors
+    is_strict: bool = False  # refuse the grammar if anything in it cannot be enforced
+    schema: str = ""  # JSON: finished texts are checked against it if it cannot be fully enforced
+    warnings: tuple[str, ...] = ()  # for the client
 
 
 def check_grammar(request: SamplingRequest, eos_token_ids: tuple[int, ...]) -> GrammarSource | None:

@@ -4,10 +4,11 @@ from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.custom_input import InputGrammar
 from penstock.frontend.parsing.parser import ValidTools, takes_in_names
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.common import Rules, check_text_size
-from penstock.frontend.validation.custom_tools import CustomTools
+from penstock.frontend.validation.custom_tools import as_function
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARACTERS = 256
@@ -46,8 +47,8 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
-    customs = CustomTools()
-    functions = [_function(f"tools[{index}]", tool, customs) for index, tool in enumerate(tools)]
+    inputs: dict[str, InputGrammar] = {}
+    functions = [_function(f"tools[{index}]", tool, inputs) for index, tool in enumerate(tools)]
     names: dict[str, None] = {}
     for index, (tool, function) in enumerate(zip(tools, functions, strict=True)):
         name = str(function["function"]["name"])
@@ -61,7 +62,7 @@ def validate_tools(
     if unknown is not None:
         raise InvalidParameter(f"tool_choice names {unknown!r}, which is not one of the tools", param="tool_choice")
     for kind, name in _references(tool_choice):
-        if kind != ("custom" if name in customs.inputs else "function"):
+        if kind != ("custom" if name in inputs else "function"):
             raise InvalidParameter(f"tool_choice: {name!r} is not a tool of type {kind!r}", param="tool_choice")
     offered = frozenset(wanted or names)
     is_parallel = parallel is not False and choice != "named"
@@ -73,8 +74,7 @@ def validate_tools(
         is_parallel,
         tool_format,
         is_forced,
-        inputs={name: pattern for name, pattern in customs.inputs.items() if name in offered},
-        warnings=tuple(customs.warnings),
+        inputs={name: grammar for name, grammar in inputs.items() if name in offered},
     )
 
 
@@ -139,8 +139,8 @@ def _tool_name(tool: Any) -> str | None:
     return name[:MAX_NAME_CHARACTERS] if isinstance(name, str) else None
 
 
-def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[str, Any]:
-    """The tool as a function."""
+def _function(field: str, tool: dict[str, Any], inputs: dict[str, InputGrammar]) -> dict[str, Any]:
+    """The tool as a function; that of a custom tool has an input, which is added to `inputs`."""
     kind = tool.get("type")
     if kind not in ("function", "custom"):
         raise InvalidParameter(f"{field}.type must be 'function' or 'custom'", param=f"{field}.type")
@@ -148,7 +148,10 @@ def _function(field: str, tool: dict[str, Any], customs: CustomTools) -> dict[st
     if not isinstance(described, dict):
         raise InvalidParameter(f"{field}: expected an object", param=field)
     check_function(field, described)
-    return tool if kind == "function" else customs.as_function(field, described)
+    if kind == "function":
+        return tool
+    function, inputs[described["name"]] = as_function(field, described)
+    return function
 
 
 def _check_for_format(field: str, function: dict[str, Any], tool_format: ToolFormat, rules: Rules) -> None:

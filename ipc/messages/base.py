@@ -14,7 +14,7 @@ ErrorCode = Literal[
     "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
     "unattainable", "no_adapter",
 ]  # fmt: skip
-PoolingKind = Literal["last", "mean", "cls", "max"]
+PoolingKind = Literal["last", "mean", "cls", "max", "weighted_mean", "mean_sqrt_len"]
 """The hidden state of the last or the first position, or the mean or the largest numbers over all positions."""
 PooledAs = Literal["vector", "classes", "tokens"]
 """An embedding; the logits of the model's classes; or the logits of some tokens."""

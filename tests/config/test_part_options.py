@@ -59,8 +59,8 @@ def test_a_command_takes_them_beside_the_group_that_they_name() -> None:
     assert "toy_word" in {flag.field for flag in flags(("model", "frontend"))}
     assert "toy_word" not in {flag.field for flag in flags(("model", "scheduler"))}
     assert "toy_word" not in {flag.field for flag in flags_of("frontend")}
-    assert "\nToy:\n  --toy-word WORD" in parser("frontend").format_help()
-    assert "Toy:" not in parser("scheduler").format_help()
+    assert "\n  --toy-word WORD" in parser("frontend").format_help()
+    assert "--toy-word" not in parser("scheduler").format_help()
 
 
 def test_they_go_to_children_and_come_back() -> None:

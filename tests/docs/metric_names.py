@@ -6,12 +6,12 @@ from typing import Any, cast
 from msgspec.structs import fields
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.batches.metrics import BatchMetrics
 from penstock.frontend.engine.router.metrics import RouterMetrics
 from penstock.frontend.exchange.engine_metrics import EngineCollector
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.ipc.messages import EngineStats
 from penstock.parts.adapters.frontend.totals import Live, Totals
+from penstock.parts.batches.frontend.metrics import BatchMetrics
 
 
 def metric_names() -> set[str]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.e2e.servers import serving
 from tests.e2e.test_images import messages, told
 from tests.faults.soak import IS_SOAK
-from tests.frontend.images.image_models import MODELS, ImageModel, data_url, encoded, noise
 from tests.gpu_worker.checkpoints import greedy_errors
 from tests.internal_fields import internal
+from tests.parts.images.image_models import MODELS, ImageModel, data_url, encoded, noise
 
 PICTURES = [noise(90, 60, seed=1), noise(40, 130, seed=2)]
 URLS = [data_url(encoded(picture)) for picture in PICTURES]

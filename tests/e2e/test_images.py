@@ -17,7 +17,7 @@ from tests.e2e.servers import Server, serving, stream
 from tests.e2e.test_tcp import free_port
 from tests.faults.soak import sized
 from tests.faults.test_engines import until_both_are_ready
-from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
+from tests.parts.images.image_models import MODELS, data_url, encoded, noise
 from tests.python_api.conftest import SMALL
 
 LENGTH = 40

@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
+from penstock.parts.grammars.child.read import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
 
 EOS = 2

@@ -1,7 +1,12 @@
-"""The toy as an installed distribution: what tells Python of its entry point, in a folder for `sys.path`."""
+"""Which parts there are: the toy as an installed distribution, or less than there are."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from penstock.config import parts
 from penstock.config.parts import GROUP
 
 
@@ -13,3 +18,14 @@ def install(folder: Path, package: str = "tests.parts.toy") -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: penstock-{name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {package}\n")
     return folder
+
+
+@contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Objects of this process that are made meanwhile find all parts but these. (`hiding/` hides them from others.)"""
+    left = tuple(package for package in parts.packages() if package.removeprefix(f"{GROUP}.") not in names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "packages", lambda: left)
+        parts._listed.cache_clear()
+        yield
+    parts._listed.cache_clear()

@@ -16,6 +16,7 @@ from penstock.parts import NAMES
 from tests.e2e.servers import serving
 from tests.faults.soak import IS_SOAK
 
+_ANTHROPIC = {"anthropic-version": "2023-06-01"}
 HIDING = Path(__file__).parent / "hiding"
 
 
@@ -50,6 +51,23 @@ async def answers_without(*names: str) -> None:
 
 async def test_a_chat_request_is_answered_without_any_part() -> None:
     await answers_without(*NAMES)
+
+
+async def test_without_dialects_nothing_is_at_their_paths() -> None:
+    """And what is at paths that they share is the spine's, whatever headers a request has."""
+    hidden = without("responses", "anthropic", "ollama", "batches")
+    async with serving(**hidden) as server, aiohttp.ClientSession() as session:
+        for path in ("/v1/responses", "/v1/messages", "/api/chat", "/v1/batches", "/v1/files", "/v1/conversations"):
+            async with session.post(f"{server.url}{path}", json={}, headers=_ANTHROPIC) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found"), path
+        async with session.get(f"{server.url}/v1/models", headers=_ANTHROPIC) as answer:
+            assert (await answer.json())["object"] == "list"
+        async with session.get(f"{server.url}/openapi.json") as answer:
+            assert "/v1/chat/completions" in (paths := (await answer.json())["paths"])
+            assert not [path for path in paths if path.startswith(("/v1/responses", "/api/", "/v1/batches"))]
+        async with session.post(f"{server.url}/v1/embeddings", json={"input": "Hello"}) as answer:
+            assert answer.status == 200, await answer.text()
+        await server.settled(session)
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="a server for each part: PENSTOCK_SOAK=1")

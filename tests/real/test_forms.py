@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.frontend.grammars.json_check import mismatch
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
+from penstock.parts.grammars.child.json_check import mismatch
 from tests.e2e.servers import Server
 from tests.faults.soak import sized
 from tests.faults.streams import client
-from tests.frontend.grammars.dialect import SCHEMAS, Schema, Writer
+from tests.parts.grammars.dialect import SCHEMAS, Schema, Writer
 from tests.real.fetched import gemma3, only_real, smollm2, the_file
 
 pytestmark = only_real

@@ -17,15 +17,15 @@ import aiohttp
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.frontend.anthropic.schema import MESSAGES
-from penstock.frontend.anthropic.validate import validate_messages
-from penstock.frontend.responses.validate import input_items, validate_response
 from penstock.frontend.schema import CHAT
-from penstock.frontend.schema_responses import RESPONSES
 from penstock.frontend.text.chat_template import Rendered
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.models.finding.registry import open_checkpoint
+from penstock.parts.anthropic.frontend.schema import MESSAGES
+from penstock.parts.anthropic.frontend.validate import validate_messages
+from penstock.parts.responses.frontend.schema import RESPONSES
+from penstock.parts.responses.frontend.validate import input_items, validate_response
 from tests.e2e.checkpoints import make_checkpoint
 from tests.e2e.servers import Server, serving
 from tests.real.fetched import only_real, smollm2, the_file

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import ApiError
-from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.parsing.detection import output_format
 from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.schema import ChatRequest
@@ -29,6 +27,8 @@ from penstock.frontend.validation.chat import validate_chat
 from penstock.frontend.validation.common import ValidRequest, validate_common
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.parts.grammars.child.read import read_grammar
+from penstock.parts.grammars.frontend.output_grammar import bound
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import assert_same_at_every_cut
 from tests.real.conversations import CONVERSATIONS, Conversation
@@ -164,7 +164,7 @@ class Model:
     def takes(self, form: OutputFormat, text: str) -> bool:
         """Whether the grammar of this output lets the model write this text."""
         common: ValidRequest = validate_common(ChatRequest(), RULES, max_tokens=None)
-        source = output_grammar_of(common, form, self.tokenizer)
+        source = bound(common, form, self.tokenizer).grammar
         assert source is not None
         matcher = make_matcher(self._vocabulary, read_grammar(self._vocabulary, source.kind, source.text).text)
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)

@@ -6,5 +6,8 @@ from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES
 
 ROUTES = (
-    Route("POST", "/v1/embeddings", embeddings, "Turn texts into vectors", Embeddings, EmbeddingRequest, GENERATES),
-)
+    Route(
+        "POST", "/v1/embeddings", embeddings, "Turn texts into vectors",
+        Embeddings, EmbeddingRequest, GENERATES, required=("input",),
+    ),
+)  # fmt: skip

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.frontend.anthropic.schema import MessagesRequest
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.ollama.options import Options, read_options
 from penstock.frontend.schema import ChatRequest, CompletionRequest
 from penstock.frontend.schema_infill import InfillRequest
-from penstock.frontend.schema_responses import ResponsesRequest
 from penstock.frontend.validation.foreign_fields import FOREIGN_FIELDS, SYNONYMS, take_foreign_fields
+from penstock.parts.anthropic.frontend.schema import MessagesRequest
+from penstock.parts.ollama.frontend.options import Options, read_options
+from penstock.parts.responses.frontend.schema import ResponsesRequest
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, Response, chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer

@@ -10,8 +10,8 @@ import ollama
 import pytest
 
 from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.ollama.messages import chat_messages
 from penstock.ipc.messages import AddRequest
+from penstock.parts.ollama.frontend.messages import chat_messages
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import Response, get, post, send
 from tests.frontend.live_server import LiveServer, made_server

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from penstock.frontend.api.grammar_part import Grammar
 from penstock.frontend.errors import InvalidRequest, Overloaded
-from penstock.frontend.grammars.reader import MAX_CACHED, MAX_QUEUED, Grammar, GrammarReader, GrammarSource
+from penstock.frontend.validation.grammar import GrammarSource
 from penstock.ipc.messages import AddRequest
+from penstock.parts.grammars.frontend.reader import MAX_CACHED, MAX_QUEUED, GrammarReader
 from tests.frontend.http_client import chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer
 from tests.processes import children_named

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.frontend.exchange.exchange import WARNING_HEADER
-from penstock.frontend.grammars.child import read_grammar
+from penstock.parts.grammars.child.read import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
-from tests.frontend.grammars.schema_suite import DRAFTS, Case, Judge, cases_of
 from tests.frontend.http_client import chat, complete, events, get, post
 from tests.frontend.live_server import LiveServer
+from tests.parts.grammars.schema_suite import DRAFTS, Case, Judge, cases_of
 
 SUITE = os.environ.get("PENSTOCK_SCHEMA_SUITE", "")
 

@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 
 from penstock.frontend.image_source import ImageLimits
-from penstock.frontend.images.fetch import is_public
-from tests.frontend.images.image_models import MODELS, encoded, noise
+from penstock.parts.images.frontend.fetch import is_public
+from penstock.parts.images.frontend.part import Images
+from penstock.parts.images.options import ImageOptions
 from tests.frontend.live_server import LiveServer, live_server
+from tests.parts.images.image_models import MODELS, encoded, noise
 
 RACCOON = "upload.wikimedia.org"
 
@@ -83,18 +85,18 @@ def shared_vision(tmp_path_factory: pytest.TempPathFactory, host: ImageHost) -> 
     port = host.port
     names = ("images.test", "private.test", "mapped.test", "mixed.test", "metadata.test", "translated.test")
     hosts = (*(f"{name}:{port}" for name in names), "images.test", "private.test", "*.cdn.test", "127.0.0.1", "[::1]")
-    options = {"image_hosts": hosts, "max_images": 4, "image_memory_gib": 0.125}
+    options = ImageOptions(image_hosts=hosts, max_images=4, image_memory_gib=0.125)
     small = ImageLimits(4, max_bytes=1 << 20, max_pixels=1 << 22, seconds=2.0)
     patch = pytest.MonkeyPatch()  # only for this server
-    patch.setattr("penstock.frontend.api.prompt_images.ImageLimits", lambda max_images: small)
+    patch.setattr("penstock.parts.images.frontend.part.ImageLimits", lambda max_images: small)
     with (
         tempfile.TemporaryDirectory(prefix="pst-") as sockets,
         live_server(
-            folder, Path(sockets), frontend=options, takes_images=True, max_model_len=2048, names=("vision", "gpt-5.5")
+            folder, Path(sockets), parts=(options,), takes_images=True, max_model_len=2048, names=("vision", "gpt-5.5")
         ) as live,
     ):
         patch.undo()
-        images = live.server.service.prompts.images
+        images = live.server.service.parts.get(Images)
         assert images is not None
         fetcher = images.reader.fetcher
         known = {

@@ -11,11 +11,12 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from penstock.frontend.images.fetch import is_public
+from penstock.parts.images.frontend.fetch import is_public
+from penstock.parts.images.frontend.part import Images
 from tests.frontend.http_client import chat, chat_text, events, post
 from tests.frontend.images.conftest import ImageHost
-from tests.frontend.images.image_models import data_url, encoded, noise
 from tests.frontend.live_server import LiveServer
+from tests.parts.images.image_models import data_url, encoded, noise
 
 GOES_ON = "This is told from beginning to end. " * 20
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -97,7 +98,7 @@ def check_refused(answer: Any, why: str) -> None:
 
 def check_serves(live: LiveServer) -> None:
     """The processes go on, and have nothing left of what was refused."""
-    images = live.server.service.prompts.images
+    images = live.server.service.parts.get(Images)
     assert images is not None
     live.says("A picture.")
     answer = asked(live, data_url(WHOLE_PNG))
@@ -126,7 +127,7 @@ def _check_files(vision: LiveServer) -> None:
     for name, (file, why) in HOSTILE_FILES.items():
         answer = asked(vision, data_url(file))
         check_refused(answer, why)
-        images = vision.server.service.prompts.images
+        images = vision.server.service.parts.get(Images)
         assert images is not None
         now = set(images.reader._children.process_ids)
         assert before <= now, name  # no file has ended a process that reads them

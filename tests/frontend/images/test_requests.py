@@ -13,12 +13,14 @@ from PIL import Image
 
 from penstock.ipc.messages import ImageRef
 from penstock.ipc.shared_files import read, shared_folder
+from penstock.parts.images.frontend.part import Images
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
-from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.responses.test_open_responses import ask
+from tests.parts.distribution import hidden
+from tests.parts.images.image_models import MODELS, data_url, encoded, noise
 
 PICTURE = encoded(noise(120, 80))
 URL = data_url(PICTURE)
@@ -37,7 +39,7 @@ def pixels_of(image: ImageRef) -> np.ndarray:
 
 
 def reader_of(live: LiveServer) -> Any:
-    images = live.server.service.prompts.images
+    images = live.server.service.parts.get(Images)
     assert images is not None
     return images.reader
 
@@ -253,6 +255,18 @@ def test_without_pillow_the_answer_says_what_to_install(
         assert refused.status == 400, refused.text
         assert "images need the Python package PIL: pip install 'penstock-llm[images]'" in refused.text
         assert chat(live, {"type": "text", "text": "Hello"}).status == 200
+
+
+def test_without_the_part_images_are_refused(tmp_path: Path, sockets: Path) -> None:
+    with (
+        hidden("images"),
+        live_server(MODELS["qwen2-vl"].write(tmp_path / "model"), sockets, takes_images=True) as live,
+    ):
+        refused = chat(live, PART)
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+        assert "accepts only parts of type 'text'" in refused.text
+        assert chat(live, {"type": "text", "text": "Hello"}).status == 200
+        assert get(live, "/v1/models").json()["data"][0]["input_modalities"] == ["text"]
 
 
 def test_the_model_is_said_to_take_images(vision: LiveServer, live: LiveServer) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pydantic
 import pytest
 
-from penstock.frontend.anthropic.models import model_infos, page
+from penstock.parts.anthropic.frontend.models import model_infos, page
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.live_server import LiveServer
 from tests.frontend.messages.conftest import prompt_text

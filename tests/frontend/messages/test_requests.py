@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.anthropic.conversation import Conversation, conversation_of
-from penstock.frontend.anthropic.schema import CountTokensRequest
+from penstock.parts.anthropic.frontend.conversation import Conversation, conversation_of
+from penstock.parts.anthropic.frontend.schema import CountTokensRequest
 from tests.frontend.http_client import get, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.messages.conftest import body, prompt_text

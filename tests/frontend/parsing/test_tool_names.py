@@ -14,9 +14,9 @@ from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.common import Rules, SamplingDefaults
 from penstock.frontend.validation.tools import validate_tools
-from tests.frontend.grammars.test_output_grammar import Models, form_of
 from tests.frontend.parsing.test_tool_formats import SCHEMA, output_format, tools_of
 from tests.frontend.tool_templates import TEMPLATES
+from tests.parts.grammars.test_output_grammar import Models, form_of
 
 NAMES = ["server/tool", "ns::tool", "files.read", "a@b", "wetter_für_\u6771\u4eac", "x" * 256]
 """As clients of MCP servers, and others, name tools."""

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 
 from penstock.config.api_keys import digest
-from penstock.frontend.storage import responses as store
+from penstock.parts.responses.frontend.storage import responses as store
+from penstock.parts.responses.options import ResponseOptions
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server
 
@@ -108,18 +110,22 @@ def test_it_dies_with_its_frontend(
 
 
 def test_what_cannot_be_in_the_background(checkpoint: Path, sockets: Path) -> None:
-    for number, option in enumerate(("max_resumable_bytes", "max_stored_response_bytes")):
-        own = sockets / str(number)
+    without: dict[str, dict[str, Any]] = {
+        "--max-resumable-bytes": {"frontend": {"max_resumable_bytes": 0}},
+        "--max-stored-response-bytes": {"parts": (ResponseOptions(max_stored_response_bytes=0),)},
+    }
+    for option, options in without.items():
+        own = sockets / option
         own.mkdir()
-        with live_server(checkpoint, own, frontend={option: 0}) as live:
+        with live_server(checkpoint, own, **options) as live:
             refused = error_of(post(live, "/v1/responses", {"input": "a", "background": True}), 400)
             assert (refused["code"], refused["param"]) == ("unsupported_parameter", "background")
-            assert f"(--{option.replace('_', '-')})" in refused["message"]
+            assert f"({option})" in refused["message"]
 
 
 @pytest.fixture
 def apart(checkpoint: Path, sockets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
-    monkeypatch.setattr("penstock.frontend.api.service.MAX_STORED", 2)
+    monkeypatch.setattr("penstock.parts.responses.frontend.part.MAX_STORED", 2)
     keys = tmp_path / "keys.toml"
     entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
     keys.write_text("".join(entries))

@@ -5,8 +5,8 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.frontend.responses.compaction import DEFAULT_TOKENS
-from penstock.frontend.responses.summaries import opened, sealed
+from penstock.parts.responses.frontend.compaction import DEFAULT_TOKENS
+from penstock.parts.responses.frontend.summaries import opened, sealed
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.parsing.test_tools import THOUGHT

@@ -7,8 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.frontend.validation.custom_tools import MAX_LARK, CustomTools
+from penstock.frontend.validation.custom_tools import as_function
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
+from penstock.parts.grammars.frontend.custom_patterns import MAX_LARK, patterns_of
 from tests.frontend.http_client import chat, error_of, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.responses.conftest import prompt_text
@@ -191,10 +192,11 @@ def test_what_is_not_enforced_is_told(agent: LiveServer, form: dict[str, Any]) -
     answer = post(agent, "/v1/responses", {"input": "Edit it", "tools": [{**EDIT, "format": form}]})
     assert answer.status == 200, answer.text
     assert "not enforced" in answer.headers["x-penstock-warning"]
+    assert (_RULES_NOT_ENFORCED in answer.headers["x-penstock-warning"]) == (form is RECURSIVE)
     offered = [nested({**EDIT, "format": form})]
     assert chat(agent, tools=offered).headers["x-penstock-warning"]
     told = post(agent, "/tokenize", {"messages": [{"role": "user", "content": "Edit it"}], "tools": offered})
-    assert told.headers.get("x-penstock-warning") == (_RULES_NOT_ENFORCED if form is RECURSIVE else None)
+    assert "x-penstock-warning" not in told.headers  # nothing is written there
 
 
 @pytest.mark.parametrize(
@@ -204,13 +206,13 @@ def test_what_is_not_enforced_is_told(agent: LiveServer, form: dict[str, Any]) -
 )
 def test_grammars_are_enforced_up_to_a_limit(syntax: str, definition: str) -> None:
     """All are shown, but to rewrite large ones would keep other requests waiting."""
-    customs = CustomTools()
     large = {"type": "grammar", "syntax": syntax, "definition": definition}
-    shown = [customs.as_function("t", {"name": name, "format": large}) for name in ("one", "two")]
-    wanted = [each["function"]["parameters"]["properties"]["input"]["description"] for each in shown]
+    found = {name: as_function("t", {"name": name, "format": large}) for name in ("one", "two")}
+    wanted = [tool["function"]["parameters"]["properties"]["input"]["description"] for tool, _ in found.values()]
     assert all(definition in each for each in wanted)
-    assert (bool(customs.inputs["one"]), customs.inputs["two"]) == (True, "")
-    assert ["'two'" in warning for warning in customs.warnings] == [True]
+    patterns, warnings = patterns_of({name: grammar for name, (_, grammar) in found.items()})
+    assert (bool(patterns["one"]), patterns["two"]) == (True, "")
+    assert ["'two'" in warning for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from penstock.config import Config, ConfigError, IpcOptions
 from penstock.config.api_keys import digest
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
-from penstock.frontend.storage import own_file
-from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import FILE_NAME, Database
-from penstock.frontend.storage.own_file import OwnFile
-from penstock.frontend.storage.responses import Item, ResponseStore, store_path
+from penstock.parts.responses.frontend.storage import own_file
+from penstock.parts.responses.frontend.storage.conversations import ConversationStore
+from penstock.parts.responses.frontend.storage.own_file import OwnFile
+from penstock.parts.responses.frontend.storage.responses import Item, ResponseStore, store_path
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import live_server
 

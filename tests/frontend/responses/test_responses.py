@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai.types.responses import Response as ClientResponse
 
-from penstock.frontend.responses.items import MAX_ITEMS, MAX_REFERENCES
+from penstock.parts.responses.frontend.items import MAX_ITEMS, MAX_REFERENCES
+from penstock.parts.responses.frontend.part import stored_by
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import LiveServer, made_server
@@ -28,7 +29,7 @@ WEATHER: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def response_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.frontend.api.service.MAX_STORED", 4)
+        patch.setattr("penstock.parts.responses.frontend.part.MAX_STORED", 4)
         with made_server(tmp_path_factory.mktemp("responses"), chat_template=TEMPLATE) as live:
             yield live
 
@@ -323,7 +324,7 @@ def test_references_are_counted_before_they_are_looked_up(
         asked.extend(item_ids)
         return {}
 
-    monkeypatch.setattr(live.server.service.responses, "items", items)
+    monkeypatch.setattr(stored_by(live.server.service).responses, "items", items)
     given = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(most + 1)]
     error = error_of(post(live, "/v1/responses", {"input": given}), 400)
     assert (error["param"], f"{most} " in error["message"]) == ("input", True)
@@ -493,7 +494,7 @@ def test_a_stored_conversation_is_no_larger_than_a_body(client: openai.OpenAI, l
 @contextmanager
 def response_of(live: LiveServer, items: list[dict[str, Any]]) -> Iterator[str]:
     """The id of a stored response with these items in its conversation, however they came there."""
-    store = live.server.service.responses
+    store = stored_by(live.server.service).responses
     asyncio.run_coroutine_threadsafe(
         store.put("", "resp_large", b"{}", items, num_before=0, num_inputs=len(items)), live.loop
     ).result(10)

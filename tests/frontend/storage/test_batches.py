@@ -14,8 +14,8 @@ import pytest
 from openai.types import Batch
 
 from penstock.config.api_keys import digest
-from penstock.frontend.batches import course, lines, runner, sender
 from penstock.ipc.messages import AddRequest, ErrorCode
+from penstock.parts.batches.frontend import Batches, course, lines, runner, sender
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server
@@ -226,10 +226,16 @@ def let_expire(server: LiveServer) -> None:
     asyncio.run_coroutine_threadsafe(database.write(lambda file: file.execute(sql)), server.loop).result(10)
 
 
+def runner_of(live: LiveServer) -> runner.BatchRunner:
+    part = live.server.service.parts.get(Batches)
+    assert part is not None
+    assert part.runner is not None
+    return part.runner
+
+
 def begin_again(server: LiveServer) -> None:
     """Begin all batches again, as after a restart."""
-    running = server.server._batches
-    assert running is not None
+    running = runner_of(server)
     asyncio.run_coroutine_threadsafe(running._stop_all(), server.loop).result(10)
 
 
@@ -311,6 +317,19 @@ def test_what_no_batch_can_be_made_of(server: LiveServer) -> None:
         assert error_of(post(server, "/v1/batches", body | change), 400)["param"] == param
     error_of(get(server, "/v1/batches/batch_none"), 404)
     assert all(each.input_file_id != given.id for each in client.batches.list())
+
+
+def test_endpoints_that_are_not_served(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is made for one; where it goes while a batch waits, the lines say so."""
+    client, service = client_of(server), server.server.service
+    monkeypatch.setattr(service, "routes", tuple(each for each in service.routes if "responses" not in each.path))
+    with pytest.raises(openai.BadRequestError, match=r"endpoint must be .*embeddings', got '/v1/responses'"):
+        batch_of(client, [line("a", url="/v1/responses")], "/v1/responses")
+    monkeypatch.delitem(runner_of(server)._sender._routes, CHAT)
+    batch = ended(client, batch_of(client, [line("a")]))
+    [told] = results(client, batch.error_file_id)
+    assert told["response"]["status_code"] == 404
+    assert told["response"]["body"]["error"]["code"] == "not_found"
 
 
 def test_cancelling_keeps_what_was_answered(server: LiveServer) -> None:
@@ -459,8 +478,7 @@ def test_a_batch_has_the_rights_of_its_key_and_leaves_it_room(
         file.write_text(keys("bob"))
         live.do(live.server.reload)
         live.says("Hello")
-        running = live.server._batches
-        assert running is not None
+        running = runner_of(live)
         asyncio.run_coroutine_threadsafe(running._stop_all(), live.loop).result(10)
         database = live.server.service.database
         assert database is not None

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.batches.course import Course
-from penstock.frontend.batches.shapes import Batch
-from penstock.frontend.batches.store import BatchStore
-from penstock.frontend.files.store import FileStore, Limits
 from penstock.frontend.storage.database import FILE_NAME, Database
+from penstock.parts.batches.frontend.course import Course
+from penstock.parts.batches.frontend.files.store import FileStore, Limits
+from penstock.parts.batches.frontend.shapes import Batch
+from penstock.parts.batches.frontend.store import BatchStore
 
 CONTENT = b'{"an": "answer"}\n'
 

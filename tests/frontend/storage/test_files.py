@@ -16,9 +16,9 @@ import pytest
 
 from penstock.config.api_keys import digest
 from penstock.frontend.errors import MalformedBody
-from penstock.frontend.files.handlers import files_of
-from penstock.frontend.files.multipart import FormReader, _parameter
-from penstock.frontend.files.store import PIECE_BYTES, Limits, NewFile
+from penstock.parts.batches.frontend.files.handlers import files_of
+from penstock.parts.batches.frontend.files.multipart import FormReader, _parameter
+from penstock.parts.batches.frontend.files.store import PIECE_BYTES, Limits, NewFile
 from tests.frontend.http_client import Response, error_of, get, send
 from tests.frontend.live_server import LiveServer, live_server
 
@@ -33,7 +33,7 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "keys.toml").write_text(KEYS)
     options = {"data_dir": str(folder / "data"), "api_keys_file": str(folder / "keys.toml"), "max_files_bytes": 2 << 20}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.frontend.files.handlers.Limits", partial(Limits, **LIMITS))
+        patch.setattr("penstock.parts.batches.frontend.files.handlers.Limits", partial(Limits, **LIMITS))
         with live_server(checkpoint, tmp_path_factory.mktemp("s"), frontend=options) as live:
             yield live
 

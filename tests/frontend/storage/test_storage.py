@@ -19,9 +19,9 @@ from penstock.config import Config, ConfigError, FrontendOptions
 from penstock.core.launch.output_files import check_output_files
 from penstock.frontend.storage import database
 from penstock.frontend.storage.database import FILE_NAME, Database, StorageBusy, StorageFull
-from penstock.frontend.storage.own_file import OwnFile
 from penstock.frontend.storage.room import MIN_LOG_BYTES, RESERVE_BYTES, RESERVE_NAME, Room
 from penstock.frontend.storage.schema import STEPS
+from penstock.parts.responses.frontend.storage.own_file import OwnFile
 
 
 def with_folder(folder: Path) -> Config:

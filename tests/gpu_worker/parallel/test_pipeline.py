@@ -15,7 +15,6 @@ import pytest
 
 from penstock.config import ConfigError
 from penstock.config.groups.parallel import ParallelOptions
-from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.startup.start import Started
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from penstock.lab.planning.costs import Costs
@@ -25,6 +24,7 @@ from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
 from penstock.models.shards.stages import most_stages
+from penstock.parts.grammars.child.read import read_grammar
 from penstock.parts.grammars.worker.masks import Grammars
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.checkpoints import make_checkpoint, prompts
@@ -129,7 +129,7 @@ def test_quantized(tmp_path: Path, kernels: str, quantization: str) -> None:
     check(tmp_path, 2, cpu_kernels=kernels, quantization=quantization, sampling=PLAIN)
 
 
-FAMILIES = tuple(CASES) if IS_LONG else ("mixtral", "deepseek_v3", "gpt2", "gemma3")
+FAMILIES = tuple(CASES) if IS_LONG else ("mixtral", "glm_moe_dsa-shared", "gpt2", "gemma3")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

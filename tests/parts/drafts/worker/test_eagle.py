@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config import ConfigError
 from penstock.core.steps.drafts import DraftRoom
-from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
 from penstock.parts.drafts.checkpoints.check import check_drafter
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from penstock.parts.drafts.worker.heads.eagle import NUM_KEPT, HeadDrafter
+from penstock.parts.grammars.child.read import read_grammar
 from tests.e2e.checkpoints import make_checkpoint as make_byte_checkpoint
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, make_config, schedule

@@ -12,11 +12,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 from penstock.models import grammar_tokens as grammar_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary
+from penstock.parts.grammars.child.read import read_grammar
 from penstock.parts.grammars.messages import GrammarPrepared, PrepareGrammar
 from penstock.parts.grammars.worker import store as grammar_store
 from penstock.parts.grammars.worker.row import GrammarRow

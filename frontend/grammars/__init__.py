@@ -1,1 +1,0 @@
-"""Structured output: schemas and grammars, parsed in a helper process."""
