@@ -74,6 +74,9 @@ class Sampler:
     """Whether it keeps a number of each row, which changes with each token. It then comes last, as it must know of what
     the token is drawn; there can be one such sampler in a request. The number travels with the tokens (`kept`)."""
 
+    heats: ClassVar[bool] = False
+    """Whether it makes the whole distribution flatter or steeper: `temperature_last` moves it behind all others."""
+
     neutral: ClassVar[Mapping[str, Any]] = {}
     """For what the kernels can do, too: the fields of `SamplingParams` that switch it off there."""
 

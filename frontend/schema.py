@@ -92,7 +92,7 @@ class DrawFields(SamplerFields, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | list[list[Any]] | None = None  # or llama.cpp's pairs
     seed: int | None = None
 
     def draws(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -454,9 +455,11 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(biases: dict[str, float] | list[list[Any]] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
     if not biases:
         return ()
+    if isinstance(biases, list):
+        biases = _by_token(biases)
     if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidParameter(
             f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}", param="logit_bias"
@@ -470,6 +473,20 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple
             )
         checked[int(key)] = number(f"logit_bias[{key}]", bias, 0.0, -100.0, 100.0)
     return tuple(checked.items())
+
+
+def _by_token(pairs: list[list[Any]]) -> dict[str, float]:
+    """llama.cpp's form: pairs of a token id and a bias, or false for a token that must not come."""
+    found: dict[str, float] = {}
+    for i, pair in enumerate(pairs):
+        token, given = pair if len(pair) == 2 else (None, None)
+        bias: Any = -100.0 if given is False else given
+        if type(token) is not int or type(bias) not in (int, float):
+            raise InvalidParameter(
+                f"logit_bias[{i}]: expected a token id with a number or false", param=f"logit_bias[{i}]"
+            )
+        found[str(token)] = bias
+    return found
 
 
 def _stream_options(request: SamplingRequest) -> StreamOptions:

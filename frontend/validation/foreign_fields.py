@@ -64,7 +64,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(("top_a", "smoothing_factor", "penalty_alpha", "epsilon_cutoff", "eta_cutoff"), _OFF_AT_0),
     **dict.fromkeys(("no_repeat_ngram_size", "repetition_detection"), _OFF_AT_0),
     **dict.fromkeys(("top_n_sigma", "nsigma"), ForeignField((0, -1))),
-    "adaptive_target": ForeignField((-1,)),
+    "adaptive_target": ForeignField((-1, 0)),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "dry_base"), _WITH_ANOTHER),
     **dict.fromkeys(("dry_allowed_length", "dry_penalty_last_n", "dry_range"), _WITH_ANOTHER),
     **dict.fromkeys(("dry_sequence_breakers", "smoothing_curve", "adaptive_decay", "negative_prompt"), _WITH_ANOTHER),

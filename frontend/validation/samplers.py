@@ -199,7 +199,7 @@ def _order(request: Any, replacing: list[str], keeper: str) -> tuple[list[str], 
         if replaced in order:
             order = [name if each == replaced else each for each in order if each != name]
     if request.temperature_last:
-        last = [name for name in order if name == "temperature" or name in replacing]
+        last = [name for name, kind in samplers().items() if kind.heats and name in order]
         order = [name for name in order if name not in last] + last
     if keeper:
         order = [*(name for name in order if name != keeper), keeper]

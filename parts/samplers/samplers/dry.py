@@ -62,7 +62,7 @@ class Dry(Sampler):
         for breaker in breakers:
             joins &= last != int(breaker)
         lengths = joins.long().cumprod(1).sum(1)
-        longest = z.new_zeros(z.shape[0]).scatter_reduce_(0, tokens[1:], lengths.to(z.dtype), "amax")
-        penalty = (multiplier * base ** (longest - allowed)).clamp(max=_MOST)
-        penalty = penalty.masked_fill(longest < allowed, 0.0)
-        return z - penalty.index_fill(0, tokens.new_tensor([int(breaker) for breaker in breakers]), 0.0)
+        penalties = (multiplier * base ** (lengths.to(z.dtype) - allowed)).clamp(max=_MOST)
+        penalties = penalties.masked_fill(lengths < allowed, 0.0)
+        of_tokens = z.new_zeros(z.shape[0]).scatter_reduce_(0, tokens[1:], penalties, "amax")
+        return z - of_tokens.index_fill(0, tokens.new_tensor([int(breaker) for breaker in breakers]), 0.0)

@@ -15,6 +15,7 @@ class DynamicTemperature(Sampler):
     name = "dynamic_temperature"
     others = ("dynatemp",)
     replaces = "temperature"
+    heats = True
     parameters = (
         Parameter("dynatemp_range", 0.0, 0.0, 100.0, help="from temperature minus this to temperature plus this"),
         Parameter(

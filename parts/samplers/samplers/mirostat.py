@@ -55,14 +55,14 @@ class Mirostat(Sampler):
 
 def _first_version(z: "Tensor", mu: "Tensor") -> "Tensor":
     size = z.shape[0]
-    logp, ids = z.double().log_softmax(-1).sort(descending=True, stable=True)
-    falls = -logp[:_MOST_LIKELY].diff()  # from one rank to the next
-    ranks = z.new_ones(falls.shape[0], dtype=logp.dtype).cumsum(0)
+    best = z.topk(min(_MOST_LIKELY, size)).values.double()
+    falls = -best.diff()  # of log-probabilities, from one rank to the next
+    ranks = falls.new_ones(falls.shape).cumsum(0)
     steps = ((ranks + 1) / ranks).log()
     counts = falls.isfinite()  # not behind the last token that can be drawn
     exponent = (steps * falls).where(counts, 0).sum() / (steps**2).where(counts, 0).sum()
     excess = exponent - 1
     num = (excess * 2.0 ** mu.double() / (1 - float(size) ** -excess)) ** (1 / exponent)
-    num = num.nan_to_num(nan=1.0, posinf=size).floor()  # NaN if one token has all the probability
-    kept = (ranks.new_ones(size).cumsum(0) <= num).index_fill(0, ids.new_zeros(1), True)
-    return z.index_fill(0, ids[~kept], -float("inf"))
+    num = num.nan_to_num(nan=1.0, posinf=size).clamp(1, size)  # NaN if one token has all the probability
+    ids = z.topk(int(num)).indices
+    return z.new_full(z.shape, -float("inf")).index_copy_(0, ids, z[ids])

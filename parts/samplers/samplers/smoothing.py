@@ -14,6 +14,7 @@ class Smoothing(Sampler):
 
     name = "smoothing"
     others = ("quadratic_sampling", "quadratic")
+    heats = True
     parameters = (
         Parameter("smoothing_factor", 0.0, 0.0, 100.0, help="strength of quadratic sampling; 0: off"),
         Parameter("smoothing_curve", 1.0, 1.0, 100.0, help="how much steeper it falls far from the largest logit"),

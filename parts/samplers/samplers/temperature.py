@@ -14,6 +14,7 @@ class Temperature(Sampler):
 
     name = "temperature"
     others = ("temp", "t")
+    heats = True
     neutral: ClassVar[Mapping[str, Any]] = {"temperature": 1.0}
 
     @classmethod

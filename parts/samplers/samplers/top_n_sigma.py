@@ -28,7 +28,9 @@ class TopNSigma(Sampler):
 
     @classmethod
     def apply(cls, z: "Tensor", values: tuple[float, ...], draw: Draw) -> "Tensor":
-        finite = z[z.isfinite()]
-        if not finite.shape[0]:
-            return z
-        return z.masked_fill(z < finite.max() - values[0] * finite.std(correction=0), -float("inf"))
+        never = z == -float("inf")
+        num = z.shape[0] - never.sum()
+        mean = z.masked_fill(never, 0.0).sum() / num
+        distances = (z - mean).masked_fill_(never, 0.0)
+        deviation = (distances.dot(distances) / num) ** 0.5
+        return z.masked_fill(z < z.max() - values[0] * deviation, -float("inf"))

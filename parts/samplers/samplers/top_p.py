@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.config.samplers import Draw, Sampler
+from penstock.parts.samplers.samplers.masses import first_until
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,5 @@ class TopP(Sampler):
 
     @classmethod
     def apply(cls, z: "Tensor", values: tuple[float, ...], draw: Draw) -> "Tensor":
-        p = z.softmax(-1).sort(descending=True).values
-        kept = p.cumsum(0) - p < values[0]
-        kept[0] = True  # also with a mass of 0
-        return z.masked_fill(z < z.sort(descending=True).values[kept][-1], -float("inf"))
+        last = first_until(-z, z.softmax(-1), values[0])[-1]
+        return z.masked_fill(z < z[last], -float("inf"))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.samplers import Draw, Parameter, Sampler
+from penstock.parts.samplers.samplers.masses import first_until
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +30,5 @@ class Typical(Sampler):
         logp = z.log_softmax(-1)
         p = logp.exp()
         entropy = -(p * logp).nansum()  # 0 times infinity counts as 0
-        ids = (-logp - entropy).abs().argsort(stable=True)
-        before = p[ids].cumsum(0) - p[ids]
-        dropped = before >= values[0]
-        dropped[0] = False
-        return z.index_fill(0, ids[dropped], -float("inf"))
+        ids = first_until((-logp - entropy).abs(), p, values[0])
+        return z.new_full(z.shape, -float("inf")).index_copy_(0, ids, z[ids])

@@ -33,7 +33,7 @@ class Xtc(Sampler):
         probability, threshold = values
         if draw.uniform() > probability:
             return z
-        p, ids = z.softmax(-1).sort(descending=True, stable=True)
-        following = p.roll(-1)
-        following[-1] = -1.0
-        return z.index_fill(0, ids[(p >= threshold) & (following >= threshold)], -float("inf"))
+        p = z.softmax(-1)
+        tops = (p >= threshold).nonzero()[:, 0]
+        best_first = tops[p[tops].argsort(descending=True, stable=True)]
+        return z.index_fill(0, best_first[:-1], -float("inf"))

@@ -15,36 +15,77 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 LLAMA_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 
 TEXT_GENERATION_WEBUI: dict[str, Any] = {
-    "max_tokens": 16, "temperature": 1, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_exponent": 1,
-    "smoothing_factor": 0, "smoothing_curve": 1, "min_p": 0, "top_p": 1, "top_k": 0, "typical_p": 1,
-    "xtc_threshold": 0.1, "xtc_probability": 0, "epsilon_cutoff": 0, "eta_cutoff": 0, "tfs": 1, "top_a": 0,
-    "top_n_sigma": 0, "dry_multiplier": 0, "dry_allowed_length": 2, "dry_base": 1.75, "repetition_penalty": 1,
-    "frequency_penalty": 0, "presence_penalty": 0, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0,
-    "repetition_penalty_range": 1024,
-    "penalty_alpha": 0, "guidance_scale": 1, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "seed": -1,
-    "do_sample": True, "dynamic_temperature": False, "temperature_last": False, "ban_eos_token": False,
-    "add_bos_token": True, "skip_special_tokens": True, "truncation_length": 2048, "negative_prompt": "",
-    "dry_sequence_breakers": '"\\n", ":", "\\"", "*"',
+    "preset": None, "temperature": 1, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_exponent": 1, "top_p": 1,
+    "smoothing_factor": 0, "smoothing_curve": 1, "min_p": 0, "top_k": 0, "typical_p": 1, "xtc_threshold": 0.1,
+    "xtc_probability": 0, "epsilon_cutoff": 0, "eta_cutoff": 0, "tfs": 1, "top_a": 0, "top_n_sigma": 0,
+    "adaptive_target": 0, "adaptive_decay": 0.9, "dry_multiplier": 0, "dry_allowed_length": 2, "dry_base": 1.75,
+    "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0, "repetition_penalty_range": 1024, "penalty_alpha": 0, "guidance_scale": 1,
+    "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "prompt_lookup_num_tokens": 0, "max_tokens_second": 0,
+    "do_sample": True, "dynamic_temperature": False, "temperature_last": False, "auto_max_new_tokens": False,
+    "ban_eos_token": False, "add_bos_token": True, "enable_thinking": True, "reasoning_effort": "medium",
+    "preserve_thinking": False, "skip_special_tokens": True, "static_cache": False, "truncation_length": 0, "seed": -1,
     "sampler_priority": "repetition_penalty\npresence_penalty\nfrequency_penalty\ndry\ntop_n_sigma\ntemperature\n"
     "dynamic_temperature\nquadratic_sampling\ntop_k\ntop_p\ntypical_p\nepsilon_cutoff\neta_cutoff\ntfs\ntop_a\nmin_p\n"
-    "mirostat\nxtc\nencoder_repetition_penalty\nno_repeat_ngram",
+    "adaptive_p\nmirostat\nxtc\nencoder_repetition_penalty\nno_repeat_ngram",
+    "custom_token_bans": "", "negative_prompt": "", "dry_sequence_breakers": '"\\n", ":", "\\"", "*"',
+    "grammar_string": "", "best_of": 1, "echo": False, "logit_bias": None, "logprobs": None, "max_tokens": 512, "n": 1,
+    "stop": None, "stream": False, "stream_options": None, "suffix": None, "user": None,
 }  # fmt: skip
-SILLY_TAVERN: dict[str, Any] = {
-    "max_new_tokens": 16, "max_tokens": 16, "temperature": 0.7, "top_p": 0.5, "typical_p": 1, "typical": 1,
-    "sampler_seed": -1, "min_p": 0, "repetition_penalty": 1.2, "frequency_penalty": 0, "presence_penalty": 0,
-    "top_k": 40,
-    "skew": 0, "min_tokens": 0, "add_bos_token": True, "smoothing_factor": 0, "smoothing_curve": 1,
-    "dry_allowed_length": 2, "dry_multiplier": 0, "dry_base": 1.75, "dry_sequence_breakers": '["\\n", ":", "\\"", "*"]',
-    "dry_penalty_last_n": 0, "max_tokens_second": 0, "stopping_strings": ["\nUser:"], "stop": ["\nUser:"],
-    "truncation_length": 2048, "ban_eos_token": False, "skip_special_tokens": True, "top_a": 0, "tfs": 1,
-    "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "rep_pen": 1.2, "rep_pen_range": 0,
-    "repetition_penalty_range": 0, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0, "penalty_alpha": 0,
-    "temperature_last": True, "do_sample": True, "seed": -1, "guidance_scale": 1, "negative_prompt": "",
-    "grammar_string": "", "repeat_penalty": 1.2, "tfs_z": 1, "repeat_last_n": 0, "n_predict": 16, "mirostat": 0,
-    "ignore_eos": False, "xtc_threshold": 0.1, "xtc_probability": 0, "nsigma": 0, "top_n_sigma": 0,
-    "sampler_order": [6, 0, 1, 3, 4, 2, 5], "samplers": LLAMA_ORDER,
-    "sampler_priority": ["temperature", "top_k", "top_p", "min_p"], "n_probs": 0,
+"""Of its API, with the defaults of its command line."""
+
+_TAVERN: dict[str, Any] = {
+    "model": "alias", "max_new_tokens": 350, "max_tokens": 350, "temperature": 0.7, "top_p": 0.5, "typical_p": 1,
+    "typical": 1, "sampler_seed": -1, "min_p": 0, "repetition_penalty": 1.2, "frequency_penalty": 0,
+    "presence_penalty": 0, "top_k": 40, "skew": 0, "min_tokens": 0, "add_bos_token": True, "smoothing_factor": 0,
+    "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0, "dry_base": 1.75,
+    "dry_sequence_breakers": '["\\n",":","\\"","*"]', "dry_penalty_last_n": 0, "max_tokens_second": 0,
+    "stopping_strings": ["\nUser:"], "stop": ["\nUser:"], "truncation_length": 2048, "ban_eos_token": False,
+    "skip_special_tokens": True, "top_a": 0, "tfs": 1, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
+    "custom_token_bans": "", "banned_strings": [], "api_server": "http://127.0.0.1:5000/", "legacy_api": False,
+    "xtc_threshold": 0.1, "xtc_probability": 0,
 }  # fmt: skip
+_TAVERN_OTHERS: dict[str, Any] = {
+    "rep_pen": 1.2, "rep_pen_range": 0, "repetition_penalty_range": 0, "seed": -1, "guidance_scale": 1,
+    "negative_prompt": "", "grammar_string": "", "repeat_penalty": 1.2, "tfs_z": 1, "repeat_last_n": 0,
+    "n_predict": 350, "num_predict": 350, "num_ctx": 2048, "mirostat": 0, "ignore_eos": False, "rep_pen_slope": 1,
+}  # fmt: skip
+SILLY_TAVERN: dict[str, dict[str, Any]] = {
+    "ooba": _TAVERN | _TAVERN_OTHERS | {
+        "min_length": 0, "num_beams": 1, "length_penalty": 1, "early_stopping": False, "epsilon_cutoff": 0,
+        "eta_cutoff": 0, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0, "penalty_alpha": 0,
+        "temperature_last": True, "do_sample": True, "api_type": "ooba",
+        "sampler_priority": [
+            "temperature", "dynamic_temperature", "quadratic_sampling", "top_k", "top_p", "typical_p",
+            "epsilon_cutoff", "eta_cutoff", "tfs", "top_a", "min_p", "mirostat",
+        ],
+    },
+    "koboldcpp": _TAVERN | _TAVERN_OTHERS | {"grammar": "", "sampler_order": [6, 0, 1, 3, 4, 2, 5]},
+    "tabby": _TAVERN | _TAVERN_OTHERS | {
+        "repetition_decay": 0, "temperature_last": True, "speculative_ngram": False, "json_schema": {}, "n": 1,
+    },
+    "llamacpp": _TAVERN | _TAVERN_OTHERS | {
+        "samplers": ["top_k", "tfs_z", "typical_p", "top_p", "min_p", "temperature"], "logit_bias": [], "grammar": "",
+        "cache_prompt": True,
+    },
+    "vllm": {
+        name: value for name, value in _TAVERN.items()
+        if name in ("model", "frequency_penalty", "max_tokens", "presence_penalty", "stop", "temperature", "top_p",
+                    "top_k", "min_p", "repetition_penalty", "min_tokens", "skip_special_tokens")
+    } | {"n": 1, "best_of": 1, "ignore_eos": False, "spaces_between_special_tokens": True},
+    "aphrodite": _TAVERN | {
+        "n": 1, "temperature_last": True, "eta_cutoff": 0, "epsilon_cutoff": 0, "ignore_eos": False,
+        "spaces_between_special_tokens": True, "guided_grammar": "", "guided_json": {}, "early_stopping": False,
+        "include_stop_str_in_output": False, "custom_token_bans": [],
+    },
+}  # fmt: skip
+"""By the kind of server that it thinks it talks to."""
+
+OF_OLLAMA = (
+    "num_predict", "num_ctx", "stop", "temperature", "repeat_penalty", "presence_penalty", "frequency_penalty", "top_k",
+    "top_p", "tfs_z", "typical_p", "seed", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "min_p",
+)  # fmt: skip
+"""What it keeps for Ollama."""
 
 
 def sent(live: LiveServer) -> SamplingParams:
@@ -59,11 +100,38 @@ def used(live: LiveServer, **fields: Any) -> list[str]:
     return [use.name for use in sent(live).samplers]
 
 
-@pytest.mark.parametrize("fields", [TEXT_GENERATION_WEBUI, SILLY_TAVERN], ids=["webui", "tavern"])
-def test_default_bodies_of_clients(live: LiveServer, fields: dict[str, Any]) -> None:
+def test_the_default_body_of_text_generation_webui(live: LiveServer) -> None:
     for ask in (chat, complete):
-        response = ask(live, **fields)
+        fields = {name: value for name, value in TEXT_GENERATION_WEBUI.items() if ask is complete or name != "suffix"}
+        fields.pop("echo" if ask is chat else "", None)
+        response = ask(live, **fields | ({"logprobs": False} if ask is chat else {}))
         assert response.status == 200, response.text
+        assert not sent(live).samplers
+
+
+@pytest.mark.parametrize("kind", SILLY_TAVERN)
+def test_default_bodies_of_silly_tavern(live: LiveServer, kind: str) -> None:
+    response = post(live, "/v1/completions", {"prompt": "Hello"} | SILLY_TAVERN[kind])
+    assert response.status == 200, response.text
+    penalties = [use for use in sent(live).samplers if use.name == "penalties"]
+    is_named = kind != "llamacpp"  # whose list leaves them out
+    assert is_named == (sent(live).repetition_penalty == 1.2 or bool(penalties))
+
+
+def test_the_default_body_of_silly_tavern_for_ollama(live: LiveServer) -> None:
+    options = {name: value for name, value in (_TAVERN | _TAVERN_OTHERS).items() if name in OF_OLLAMA}
+    body = {"model": "alias", "prompt": "Hello", "stream": False, "keep_alive": -1, "raw": True, "options": options}
+    response = post(live, "/api/generate", body)
+    assert response.status == 200, response.text
+    assert (sent(live).top_k, sent(live).repetition_penalty) == (40, 1.2)
+
+
+def test_pairs_of_biases(live: LiveServer) -> None:
+    """llama.cpp's form."""
+    complete(live, logit_bias=[[5, 1.5], [7, False]])
+    assert sent(live).logit_bias == ((5, 1.5), (7, -100.0))
+    for bad in ([[5]], [["a", 1]], [[5, True]], [[5, None]], [[True, 1]]):
+        assert error_of(complete(live, logit_bias=bad), 400)["param"] == "logit_bias[0]"
 
 
 def test_without_any_the_kernels_draw(live: LiveServer) -> None:
@@ -153,6 +221,8 @@ def test_orders(live: LiveServer) -> None:
     assert used(live, **dynamic, samplers=LLAMA_ORDER)[-1] == "dynamic_temperature"
     assert "temperature" not in used(live, **dynamic)
     assert used(live, **dynamic, temperature_last=True)[-1] == "dynamic_temperature"
+    bent = dynamic | {"smoothing_factor": 0.3, "temperature_last": True}
+    assert used(live, **bent)[-3:] == ["typical_p", "dynamic_temperature", "smoothing"]
 
 
 def test_mirostat_comes_last(live: LiveServer) -> None:

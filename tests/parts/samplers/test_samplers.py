@@ -5,16 +5,19 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from penstock.config.samplers import Draw, samplers
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplerUse, SamplingParams, StepPlan
 from penstock.kernels.sampling.sampling import SamplingNeeds, sample
+from penstock.parts.samplers.samplers.masses import first_until
 from penstock.parts.samplers.worker.rows import SamplerRows
 from tests.gpu_worker.state.test_row_state import int32
 
@@ -195,6 +198,40 @@ def test_it_is_its_formula(name: str, reference: Callable[..., Logits], values: 
 
 def test_every_sampler_has_a_case() -> None:
     assert {name for name, *_ in CASES} == {*samplers()}
+
+
+THEIRS: list[tuple[str, Callable[[float], Any]]] = [
+    ("epsilon_cutoff", transformers.EpsilonLogitsWarper),
+    ("eta_cutoff", transformers.EtaLogitsWarper),
+    ("typical_p", transformers.TypicalLogitsWarper),
+]
+"""What text-generation-webui applies, to its parameters in units of 0.0001 for the first two."""
+
+
+@pytest.mark.parametrize(("name", "theirs"), THEIRS, ids=[name for name, _ in THEIRS])
+def test_it_is_what_transformers_has(name: str, theirs: Callable[[float], Any]) -> None:
+    torch.manual_seed(3)
+    draw = Draw(torch.tensor(TOKENS, dtype=torch.int32), NUM_PROMPT_TOKENS, lambda: 0.5)
+    removed = 0
+    for value in (0.0003, 0.002, 0.01, 0.2, 0.9):
+        for spread in (0.5, 1.5, 4.0):
+            z = torch.randn(200) * spread
+            found = samplers()[name].apply(z.clone(), (value,), draw)
+            assert found.tolist() == theirs(value)(None, z[None])[0].tolist()
+            removed += int(found.isinf().sum())
+    assert removed > 500
+
+
+@pytest.mark.parametrize("mass", [0.0, 0.2, 0.9, 0.999, 1.0])
+def test_the_first_tokens_of_a_mass_are_those_of_a_whole_sort(mass: float) -> None:
+    torch.manual_seed(1)
+    for spread in (0.0, 1.0, 6.0):
+        z = (torch.randn(9000) * spread).round(decimals=1)  # many are equal
+        p = z.softmax(-1)
+        ids = (-z).argsort(stable=True)
+        kept = p[ids].cumsum(0) - p[ids] < mass
+        kept[0] = True
+        assert first_until(-z, p, mass).tolist() == ids[kept].tolist()
 
 
 @pytest.mark.parametrize("version", [1, 2])
