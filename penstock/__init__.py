@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
+    from penstock.pooling_params import PoolingParams
     from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
@@ -49,6 +51,7 @@ _HOMES = {
     "ApiError": "frontend.errors",
     "ConfigError": "config",
     "LoRARequest": "lora_request",
+    "PoolingParams": "pooling_params",
     **dict.fromkeys(
         (
             "BatchError",
