@@ -15,6 +15,7 @@ from penstock.config.listening import check_listening
 from penstock.config.options import check_engines
 from penstock.config.parser import Parser
 from penstock.config.ranks import of_group
+from penstock.core.launch.early import EarlySpare, early_spare
 from penstock.core.launch.output_files import check_output_files
 from penstock.core.scheduling.part import check_options
 from penstock.ipc import process
@@ -45,7 +46,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
         complain(sentence)
     if getattr(namespace, "connect", None):
         namespace.worker_address = namespace.connect
-    return _run_server(name, config_from(namespace, os.environ), getattr(namespace, "rank", 0))
+    config = config_from(namespace, os.environ)
+    if name != "serve" or sys.platform != "linux":
+        return _run_server(name, config, getattr(namespace, "rank", 0))
+    with early_spare(config) as early:
+        return _run_server(name, config, early=early)
 
 
 def _parser(name: str) -> Parser:
@@ -62,7 +67,7 @@ def _parser(name: str) -> Parser:
     return parser
 
 
-def _run_server(command: str, config: Config, rank: int) -> int:
+def _run_server(command: str, config: Config, rank: int = 0, early: EarlySpare | None = None) -> int:
     if sys.platform != "linux":
         raise ConfigError(f"`penstock {command}` needs Linux; `penstock chat --url URL` can talk to a server from here")
     if command != "scheduler":
@@ -105,7 +110,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
         check_engines(config)
         from penstock.core.launch.supervisor import serve  # imports asyncio and zmq, which `version` does not need
 
-        return serve(config)
+        return serve(config, early)
     if config.ipc.runtime_dir:
         with private_dir(config.ipc.runtime_dir):
             pass  # create it before any process needs it

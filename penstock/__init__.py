@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
+    from penstock.pooling_params import PoolingParams
     from penstock.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
@@ -54,6 +56,7 @@ _HOMES = {
     "ApiError": "frontend.errors",
     "ConfigError": "config",
     "LoRARequest": "lora_request",
+    "PoolingParams": "pooling_params",
     **dict.fromkeys(
         (
             "BatchError",

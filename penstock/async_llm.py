@@ -294,27 +294,40 @@ class AsyncLLM:
             return output
 
     async def score(
-        self, data_1: str, data_2: str, *, truncate_prompt_tokens: int | None = None, request_id: str = ""
+        self,
+        data_1: str,
+        data_2: str,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool | None = None,
+        request_id: str = "",
     ) -> ScoringRequestOutput:
         """How well two texts fit each other, as `/v1/score` says it.
 
         Raises:
             ApiError: as the server would answer it.
         """
-        body = {"text_1": data_1, "text_2": data_2, "truncate_prompt_tokens": truncate_prompt_tokens}
+        body: dict[str, Any] = {"text_1": data_1, "text_2": data_2}
+        body |= {"truncate_prompt_tokens": truncate_prompt_tokens, "use_activation": use_activation}
         name, answer = await self._asked("/v1/score", body, request_id)
         output = ScoringOutput(answer["data"][0]["score"])
         return ScoringRequestOutput(name, output, answer["usage"]["prompt_tokens"])
 
     async def classify(
-        self, prompt: Prompt, *, truncate_prompt_tokens: int | None = None, request_id: str = ""
+        self,
+        prompt: Prompt,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool | None = None,
+        request_id: str = "",
     ) -> ClassificationRequestOutput:
         """The probability of each class for one text (or its token ids), as `/v1/classify` says it.
 
         Raises:
             ApiError: as the server would answer it.
         """
-        body = {"input": _pooled_input(prompt), "truncate_prompt_tokens": truncate_prompt_tokens}
+        body: dict[str, Any] = {"input": _pooled_input(prompt)}
+        body |= {"truncate_prompt_tokens": truncate_prompt_tokens, "use_activation": use_activation}
         name, answer = await self._asked("/v1/classify", body, request_id)
         [found] = answer["data"]
         output = ClassificationOutput(found["probs"], found["label"])
@@ -325,6 +338,9 @@ class AsyncLLM:
         prompt: Prompt,
         *,
         pooling_task: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        use_activation: bool | None = None,
         truncate_prompt_tokens: int | None = None,
         request_id: str = "",
     ) -> PoolingRequestOutput:
@@ -337,6 +353,7 @@ class AsyncLLM:
         """
         body = {
             "input": _pooled_input(prompt), "task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens,
+            "dimensions": dimensions, "normalize": normalize, "use_activation": use_activation,
         }  # fmt: skip
         name, answer = await self._asked("/pooling", body, request_id)
         output = PoolingOutput(answer["data"][0]["data"])

@@ -29,6 +29,7 @@ from penstock.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
+from penstock.pooling_params import PoolingParams
 from penstock.prompts import Chat, Messages, Prompt, each_prompt
 from penstock.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -153,22 +154,25 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of all prompts (texts or token ids), in their order; parameters are those of `/v1/embeddings`.
 
         Raises:
+            ValueError: `pooling_params` has what is set beside it.
             ApiError, BatchError: as in `generate`.
         """
         batch = each_prompt(prompts)
         total = len(batch) if isinstance(batch, Sized) else None
-        told = {
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "truncate_prompt_tokens": truncate_prompt_tokens,
-            "lora_request": lora_request,
-        }
+        told: dict[str, Any] = {"dimensions": dimensions, "normalize": normalize, "use_activation": None}
+        told |= {"truncate_prompt_tokens": truncate_prompt_tokens}
+        told = (pooling_params or PoolingParams()).joined("embed", told)
+        scaled = told.pop("use_activation")
+        if scaled is not None and told["normalize"] is not None:
+            raise ValueError("use_activation and normalize are the same for embeddings: set one")
+        told |= {"normalize": scaled if told["normalize"] is None else told["normalize"], "lora_request": lora_request}
         work = ((_vector(self._llm, prompt, index, told), 1) for index, prompt in enumerate(batch))
         running = self._as_they_finish(work)
         return _in_order(list(tqdm(running, total=total, desc="Prompts", unit="prompt", disable=not use_tqdm)))
@@ -179,20 +183,24 @@ class LLM:
         data_2: str | Sequence[str],
         *,
         truncate_prompt_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
         """How well the texts of each pair fit each other; a single first text is paired with each second one.
 
         Raises:
-            ValueError: there are several first texts, but not as many as second ones.
+            ValueError: there are several first texts, but not as many as second ones; or `pooling_params` has what
+                scores do not, or what is set beside it.
             ApiError, BatchError: as in `generate`.
         """
         firsts, seconds = ([data] if isinstance(data, str) else [*data] for data in (data_1, data_2))
         if len(firsts) not in (1, len(seconds)):
             raise ValueError(f"{len(firsts)} first texts do not fit {len(seconds)} second ones: one, or equally many")
         firsts *= len(seconds) if len(firsts) == 1 else 1
+        told = {"truncate_prompt_tokens": truncate_prompt_tokens, "use_activation": None}
+        told = (pooling_params or PoolingParams()).joined("score", told)
         work = (
-            _or_error(ScoringRequestOutput, self._llm.score, pair, i, truncate_prompt_tokens=truncate_prompt_tokens)
+            _or_error(ScoringRequestOutput, self._llm.score, pair, i, **told)
             for i, pair in enumerate(zip(firsts, seconds, strict=True))
         )
         return self._pooled(work, len(seconds), use_tqdm=use_tqdm)
@@ -202,15 +210,18 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         *,
         truncate_prompt_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
     ) -> list[ClassificationRequestOutput]:
         """The probability of each class for each text (or its token ids).
 
         Raises:
+            ValueError: `pooling_params` has what classes do not, or what is set beside it.
             ApiError, BatchError: as in `generate`.
         """
         batch = [*each_prompt(prompts)]
-        told = {"truncate_prompt_tokens": truncate_prompt_tokens}
+        told = {"truncate_prompt_tokens": truncate_prompt_tokens, "use_activation": None}
+        told = (pooling_params or PoolingParams()).joined("classify", told)
         work = (
             _or_error(ClassificationRequestOutput, self._llm.classify, (prompt,), i, **told)
             for i, prompt in enumerate(batch)
@@ -220,6 +231,7 @@ class LLM:
     def encode(
         self,
         prompts: Prompt | Iterable[Prompt],
+        pooling_params: PoolingParams | None = None,
         *,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
@@ -228,10 +240,13 @@ class LLM:
         """What the model pools of each text (or its token ids); see `AsyncLLM.encode`.
 
         Raises:
+            ValueError: `pooling_params` has what is set beside it.
             ApiError, BatchError: as in `generate`.
         """
         batch = [*each_prompt(prompts)]
-        told = {"pooling_task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        told: dict[str, Any] = dict.fromkeys(("dimensions", "normalize", "use_activation"))
+        told |= {"pooling_task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        told = (pooling_params or PoolingParams()).joined("encode", told)
         work = (
             _or_error(PoolingRequestOutput, self._llm.encode, (prompt,), i, **told) for i, prompt in enumerate(batch)
         )

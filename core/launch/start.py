@@ -14,9 +14,10 @@ from penstock.ipc.parent import Word
 class ChildPipe:
     """Our end of the pipe: passes on each word that arrives, with its number."""
 
-    def __init__(self, on_word: Callable[[Word, int], None]) -> None:
+    def __init__(self, on_word: Callable[[Word, int], None], ours: int | None = None) -> None:
+        """`ours`: our end of a pipe whose other end a child has already; otherwise a new pipe is made."""
         self._on_word = on_word
-        self._ours, self.theirs = os.pipe()
+        self._ours, self.theirs = os.pipe() if ours is None else (ours, -1)
         """`theirs` is for the child; `given` closes our copy of it."""
         self._rest = b""
         self._is_open = True

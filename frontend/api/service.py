@@ -475,7 +475,12 @@ class Service:
             raise NotGenerated(f"the served model, {self.model.names[0]}, turns texts into {kind} and generates none")
 
     async def learn(self) -> None:
-        """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests."""
+        """Try out the chat template, to know how the model writes calls and reasoning. Done once, before requests.
+
+        A model without chats needs no process for that; the first long text starts one.
+        """
+        if not self.model.draws_tokens:
+            return
         if self.model.template is None:
             await self.prompts.warm()
             return

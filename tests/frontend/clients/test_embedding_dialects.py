@@ -160,6 +160,19 @@ def test_refused(vectors: LiveServer, path: str, body: dict[str, Any], param: st
     assert error_of(post(vectors, path, body), 400)["param"] == param
 
 
+def test_a_model_without_chats_starts_no_process_for_templates(checkpoint: Path, tmp_path: Path) -> None:
+    """Until a long text needs one."""
+    folder, sockets = tmp_path / "m", tmp_path / "s"
+    folder.mkdir()
+    sockets.mkdir()
+    with live_server(classifier(checkpoint, folder, "fits"), sockets, max_model_len=1 << 17) as live:
+        live.plays(lambda request, _: Script([0], pooled=struct.pack("<f", 1.0)))
+        assert post(live, "/classify", {"input": "water"}).status == 200
+        assert not live.server.service.prompts._children.process_ids
+        assert post(live, "/classify", {"input": "water " * 20_000}).status == 200
+        assert live.server.service.prompts._children.process_ids
+
+
 def test_classes_are_not_predicted_without_any(vectors: LiveServer) -> None:
     assert "has no classes" in error_of(post(vectors, "/predict", {"inputs": "a"}), 404)["message"]
 

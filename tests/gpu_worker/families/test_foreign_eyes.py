@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from penstock.parts.images.families import image_family_of
-from penstock.parts.images.child.foreign import ForeignProcessor
-from penstock.parts.images.frontend.prompt import expanded, with_placeholders
 from penstock.ipc.messages import PixelRef, PixelTensor
 from penstock.models.finding.registry import open_checkpoint
+from penstock.parts.images.child.foreign import ForeignProcessor
+from penstock.parts.images.families import image_family_of
+from penstock.parts.images.frontend.prompt import expanded, with_placeholders
 from penstock.parts.images.messages import EncodeImage
 from tests.faults.soak import IS_SOAK
 from tests.frontend.images.image_models import noise

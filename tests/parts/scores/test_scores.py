@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock import ApiError
+from penstock import ApiError, PoolingParams
 from penstock.parts.scores.frontend.templates import TEMPLATES
 from tests.parts.encoders.checkpoints import WORDS
 from tests.parts.scores.conftest import Load, Loaded
@@ -85,6 +85,32 @@ def test_cosines(load: Load) -> None:
         with pytest.raises(ApiError) as caught:
             ask(QUERY, use_tqdm=False)
         assert caught.value.status == 404
+
+
+def test_pooling_params(load: Load) -> None:
+    """vLLM's spelling of the same parameters; what has no meaning is refused."""
+    llm = load("bert").llm
+    [short] = llm.embed(QUERY, pooling_params=PoolingParams(dimensions=8, use_activation=False), use_tqdm=False)
+    [right] = llm.embed(QUERY, dimensions=8, normalize=False, use_tqdm=False)
+    assert short.outputs.embedding == right.outputs.embedding
+    [pooled] = llm.encode(QUERY, PoolingParams(dimensions=8, normalize=False), pooling_task="embed", use_tqdm=False)
+    assert pooled.outputs.data == pytest.approx(right.outputs.embedding)
+    with pytest.raises(ValueError, match="beside it"):
+        llm.embed(QUERY, dimensions=4, pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+    with pytest.raises(ValueError, match="set one"):
+        llm.embed(QUERY, pooling_params=PoolingParams(normalize=True, use_activation=False), use_tqdm=False)
+    with pytest.raises(ValueError, match="score has no dimensions"):
+        llm.score(QUERY, QUERY, pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+
+
+def test_logits_by_pooling_params(load: Load) -> None:
+    loaded = load("bert, one class", "one")
+    raw = PoolingParams(use_activation=False, truncate_prompt_tokens=5)
+    [scored] = loaded.llm.score(QUERY, " ".join(WORDS[:9]), pooling_params=raw, use_tqdm=False)
+    assert scored.num_prompt_tokens == 5
+    [classified] = loaded.llm.classify(QUERY, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+    right = loaded.reference.logits(loaded.tokenizer.encode(QUERY).ids)
+    assert classified.outputs.probs == pytest.approx(right.tolist(), abs=TOLERANCE)
 
 
 def asked(loaded: Loaded, query: str, document: str) -> list[int]:
