@@ -18,7 +18,7 @@ class RunningSet:
     """
 
     __slots__ = (
-        "_batch", "_free_rows", "_held_back", "_decode_parts", "decodes", "draining", "freed_rows", "giving_way",
+        "_batch", "_decode_parts", "_free_rows", "_held_back", "decodes", "draining", "freed_rows", "giving_way",
         "num_entered", "num_left", "num_parts", "prefills", "rows_of",
     )  # fmt: skip
 
