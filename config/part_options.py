@@ -43,6 +43,11 @@ class PartOptions(Options, frozen=True, omit_defaults=True):
         """Names of further models in the API, which the part makes of the served one."""
         return ()
 
+    @property
+    def processor_names(self) -> tuple[str, ...]:
+        """Names of logits processors that requests may ask for."""
+        return ()
+
     def problem(self, config: "Config") -> str:
         """Why these values cannot work, beyond the bounds of one field; "" if they can. It begins with the flag."""
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from penstock.config.parts import brought
 
@@ -34,12 +34,22 @@ class Parameter(NamedTuple):
         return described[kind | None, Meta(description=self.help)]
 
 
+class ProcessorUse(Struct):
+    """A logits processor that a request asks for, and what it is made with."""
+
+    name: str | None = None
+    qualname: str | None = None  # what other engines call the name
+    args: dict[str, Any] | list[Any] | None = None
+    kwargs: dict[str, Any] | None = None  # what other engines call the arguments
+
+
 class Draw(NamedTuple):
     """What a sampler may know of the token to be drawn. It must depend on nothing else, or recovery is not exact."""
 
     token_ids: Any  # torch.Tensor, int32[n]: the prompt and the outputs so far, on the device
     num_prompt_tokens: int
     uniform: Callable[[], float]  # above 0 and below 1; of the row's seed and this position alone
+    state: Any = None  # torch.Tensor, fp32[]: what a sampler with `keeps` has kept of the row
 
 
 class Sampler:
@@ -55,6 +65,14 @@ class Sampler:
 
     replaces: ClassVar[str] = ""
     """The sampler in whose place it stands if it is used; "" if it has a place of its own."""
+
+    beside: ClassVar[tuple[str, ...] | None] = None
+    """If it `keeps` something: the only samplers that are applied before it, unless a request says otherwise with
+    `sampler_priority`; None: all."""
+
+    keeps: ClassVar[bool] = False
+    """Whether it keeps a number of each row, which changes with each token. It then comes last, as it must know of what
+    the token is drawn; there can be one such sampler in a request. The number travels with the tokens (`kept`)."""
 
     neutral: ClassVar[Mapping[str, Any]] = {}
     """For what the kernels can do, too: the fields of `SamplingParams` that switch it off there."""
@@ -81,6 +99,23 @@ class Sampler:
             z: torch.Tensor, fp32[V], which may be overwritten; minus infinity for what cannot be drawn.
             values: as `values` has returned them, then token ids of `texts`.
             draw: what is known of the token.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def first_state(cls, values: tuple[float, ...]) -> float:
+        """What it keeps of a row without outputs, if it `keeps` something."""
+        raise NotImplementedError
+
+    @classmethod
+    def kept(cls, z: Any, values: tuple[float, ...], state: Any, token: Any) -> Any:
+        """Return what it keeps from now on, if it `keeps` something.
+
+        Args:
+            z: torch.Tensor, fp32[V], what `apply` has returned.
+            values: as `apply` gets them.
+            state: torch.Tensor, fp32[], what it has kept so far.
+            token: torch.Tensor, int64[], the token drawn from the softmax of `z`.
         """
         raise NotImplementedError
 
@@ -115,5 +150,6 @@ def fields() -> list[tuple[str, Any, None]]:
         ("samplers", texts, None),
         ("sampler_priority", texts, None),
         ("temperature_last", bool | None, None),
+        ("logits_processors", list[str | ProcessorUse] | None, None),
     ]
     return [*orders, *((each.name, each.kind, None) for each in parameters())]

@@ -13,7 +13,7 @@ from pathlib import Path
 import penstock.frontend.http.routes  # noqa: F401  (brings all kinds of errors)
 from docs.written_parts import with_parts, write_or_check
 from penstock.frontend.errors import ApiError
-from penstock.frontend.validation.foreign_fields import FOREIGN_FIELDS, SYNONYMS, ForeignField
+from penstock.frontend.validation.foreign_fields import FOREIGN_FIELDS, OF_SAMPLERS, SYNONYMS, ForeignField
 
 PAGE = Path(__file__).parent / "api.md"
 _BEGIN = "<!-- The table of {} is written by docs/api_tables.py: run `make docs` after a change. -->\n"
@@ -41,6 +41,8 @@ LIMITS: Mapping[str, str] = {
     "validation.common.MAX_LOGIT_BIAS": "entries of `logit_bias`",
     "validation.tokens.MAX_ALLOWED_TOKEN_IDS": "`allowed_token_ids`",
     "validation.samplers.MAX_ORDER": "samplers in a list of their order",
+    "validation.samplers.MAX_PROCESSORS": "`logits_processors`",
+    "validation.samplers.MAX_PROCESSOR_BYTES": "bytes of one's arguments",
     "validation.samplers.MAX_SAMPLER_TEXTS": "`dry_sequence_breakers`",
     "validation.samplers.MAX_SAMPLER_TEXT_CHARACTERS": "characters in one of them",
     "validation.tokens.MAX_BAD_WORDS": "`bad_words`",
@@ -168,11 +170,12 @@ def limits() -> str:
 def foreign_fields() -> str:
     """The table of other engines' fields as Markdown."""
     rows = ["| field | here |", "| --- | --- |"]
+    told = {name: field for name, field in FOREIGN_FIELDS.items() if field is not OF_SAMPLERS}
     for group in SYNONYMS:
-        if not any(name in FOREIGN_FIELDS for name in group):
+        if told.keys().isdisjoint(group):
             rows.append(f"| {_listed(group)} | one parameter |")
     names: dict[ForeignField, list[str]] = {}
-    for name, field in FOREIGN_FIELDS.items():
+    for name, field in told.items():
         key = field._replace(same=tuple(map(repr, field.same)))  # lists cannot be keys
         names.setdefault(key, []).append(name)
     rows += [f"| {_listed(same)} | {_here(field)} |" for field, same in names.items()]

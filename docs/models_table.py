@@ -96,6 +96,7 @@ _TITLES = {
 """A family's file -> its title, and the words by which chat formats name its models."""
 _ENCODER_TITLES = {
     "bert": ("BERT, RoBERTa, XLM-R, CamemBERT", ("Bert", "Roberta", "XLMRoberta", "Camembert")),
+    "jina": ("jina-embeddings-v3", ("JinaEmbeddingsV3",)),
     "modernbert": ("ModernBERT", ("ModernBert",)),
     "nomic_bert": ("NomicBERT", ("NomicBert",)),
 }
@@ -190,6 +191,8 @@ def _mixer(layer: Layer) -> Iterator[str]:
         return
     if not isinstance(mixer, Attention):
         yield "latent attention"
+        if mixer.indexer is not None:
+            yield "an indexer that chooses positions"
     else:
         if mixer.has_output_gate:
             yield "attention with a gate"

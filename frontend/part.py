@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.config.parts import brought
-from penstock.frontend.errors import InvalidRequest
+from penstock.frontend.errors import InvalidRequest, UnsupportedParameter
 from penstock.frontend.exchange.exchange import Dialect, Route
 from penstock.ipc.messages import EngineReady
 from penstock.ipc.overrides import calls, overriding
@@ -49,6 +49,13 @@ class FrontendPart:
         """
         raise NotImplementedError
 
+    def searcher(self, beams: Any, engine: Any) -> Any:
+        """What searches for sequences with the engine: a request with `Beams` asks it in place of the engine.
+
+        Both are `TokenSource`s (`frontend/engine/generation.py`).
+        """
+        raise NotImplementedError
+
     def share_stored(self, other: Self) -> None:
         """From now on, share what is stored with the same part of another service in this process."""
 
@@ -70,6 +77,7 @@ class FrontendParts:
         self._all = tuple(part for part in found if part is not None)
         self._start: list[Callable[[], Awaitable[None]]] = calls(FrontendPart, self._all, "start")
         self._serve: list[Callable[[str, str], Awaitable[None]]] = calls(FrontendPart, self._all, "serve")
+        self._searcher: list[Callable[[Any, Any], Any]] = calls(FrontendPart, self._all, "searcher")
         self._engine_ready: list[Callable[[EngineReady], Awaitable[None]]] = calls(
             FrontendPart, self._all, "engine_ready"
         )
@@ -101,6 +109,18 @@ class FrontendParts:
             raise InvalidRequest("no further model can be served beside this one: the part for that is not installed")
         for serve in self._serve:
             await serve(name, path)
+
+    def searcher(self, beams: Any, engine: Any) -> Any:
+        """What searches for sequences with the engine, as in `FrontendPart`.
+
+        Raises:
+            UnsupportedParameter: no part does.
+        """
+        if not self._searcher:
+            raise UnsupportedParameter(
+                "use_beam_search is not supported: the part for it is not installed", param="use_beam_search"
+            )
+        return self._searcher[0](beams, engine)
 
     def share_stored(self, others: "FrontendParts") -> None:
         """From now on, share what is stored with the parts of another service in this process."""

@@ -82,7 +82,25 @@ else:
     SamplerFields = msgspec.defstruct("SamplerFields", samplers.fields(), kw_only=True)
 
 
-class SamplingRequest(SamplerFields, kw_only=True):
+class DrawFields(SamplerFields, kw_only=True):
+    """How each token is drawn: the same fields on every route, whatever its dialect calls the others."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+
+    def draws(self) -> dict[str, Any]:
+        """These fields of any request that has them."""
+        return {name: getattr(self, name) for name in DrawFields.__struct_fields__}
+
+
+class SamplingRequest(DrawFields, kw_only=True):
     """The fields that chat completions and completions share."""
 
     always_has_usage: ClassVar[bool] = False  # even when streamed
@@ -91,15 +109,6 @@ class SamplingRequest(SamplerFields, kw_only=True):
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -122,6 +131,10 @@ class SamplingRequest(SamplerFields, kw_only=True):
     prompt_cache_key: str | None = None  # a hint: equal prefixes are found without it
     prompt_cache_retention: str | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     bad_words: list[str] | None = None

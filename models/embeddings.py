@@ -10,7 +10,7 @@ from penstock.models.description.model_config import ModelConfig
 from penstock.models.files.source import Checkpoint
 from penstock.models.parsing.json_fields import JsonFields, shown
 
-PoolingKind = Literal["last", "mean", "cls", "max"]
+PoolingKind = Literal["last", "mean", "cls", "max", "weighted_mean", "mean_sqrt_len"]
 DenseActivation = Literal["identity", "tanh", "relu", "sigmoid", "gelu", "silu"]
 
 _ENDLESS = 1 << 30
@@ -19,9 +19,16 @@ _MODES: dict[str, PoolingKind] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-_NEW_MODES = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
-_SERVED = "Transformer, Pooling (of the first or last token, the mean or maximum of all), Dense and Normalize"
+_NEW_MODES = {
+    "mean": "mean_tokens",
+    "cls": "cls_token",
+    "max": "max_tokens",
+    "weightedmean": "weightedmean_tokens",
+}
+_SERVED = "Transformer, Pooling (of the first or last token, a mean or the maximum of all), Dense and Normalize"
 _ACTIVATIONS: dict[str, DenseActivation] = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -69,7 +76,18 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
     size, max_len = _hidden_size(checkpoint), 0
     if modules or isinstance(model, Encoder):
         max_len = _longest(checkpoint)
+    if checkpoint.embedding_config.get("model_type") == "ColBERT":
+        raise ConfigError(
+            "config_sentence_transformers.json: model_type ColBERT: a vector for each token, and scores made of these, "
+            "are not supported"
+        )
     if modules:
+        names = [name for name, _ in modules]
+        if "Dense" in names and "Pooling" not in names and options.pooling == "auto":
+            raise ConfigError(
+                "modules.json has a Dense module and no Pooling: its vectors are those of tokens (as ColBERT's), which "
+                "are not supported; --pooling pools them"
+            )
         is_normalized = any(name == "Normalize" for name, _ in modules)
         for name, settings in modules:
             if name == "Pooling" and options.pooling == "auto":

@@ -19,6 +19,6 @@ parts: the laboratory, the replay of recordings, and `penstock run-batch`.
 NAMES = (
     "grammars", "host", "disk", "images", "handover", "pooling", "encoders", "experts", "drafts", "background",
     "policies", "batching", "routing", "recording", "watching", "open_inference", "scores", "adapters",
-    "samplers", "responses", "anthropic", "ollama", "batches",
+    "samplers", "responses", "anthropic", "ollama", "batches", "beam_search",
 )  # fmt: skip
 """The parts, in the order in which they are asked."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from penstock.lora_request import LoRARequest
     from penstock.outputs import (
         BatchError,
+        BeamSearchOutput,
+        BeamSearchSequence,
         ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingRequestOutput,
@@ -22,13 +24,16 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
-    from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from penstock.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "ApiError",
     "AsyncLLM",
     "BatchError",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
@@ -52,6 +57,8 @@ _HOMES = {
     **dict.fromkeys(
         (
             "BatchError",
+            "BeamSearchOutput",
+            "BeamSearchSequence",
             "ClassificationRequestOutput",
             "CompletionOutput",
             "EmbeddingRequestOutput",
@@ -62,7 +69,9 @@ _HOMES = {
         ),
         "outputs",
     ),
-    **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"),
+    **dict.fromkeys(
+        ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"
+    ),
 }
 
 

@@ -8,7 +8,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -44,6 +46,8 @@ from penstock.models.finding.registry import open_model
 from penstock.models.part import check_further
 from penstock.options import apart_only, config_of, quiet
 from penstock.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     ClassificationOutput,
     ClassificationRequestOutput,
     CompletionOutput,
@@ -56,7 +60,7 @@ from penstock.outputs import (
     ScoringRequestOutput,
 )
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
-from penstock.sampling_params import RequestOutputKind, SamplingParams
+from penstock.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 log = structlog.get_logger()
 
@@ -222,6 +226,34 @@ class AsyncLLM:
         """
         chat = Chat(messages, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(chat, sampling_params, request_id=request_id, lora_request=lora_request)
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        request_id: str = "",
+        lora_request: LoRARequest | None = None,
+    ) -> BeamSearchOutput:
+        """The most likely sequences after one prompt, as transformers finds them with as many beams.
+
+        Raises:
+            ApiError: as the server would answer it; see `penstock.frontend.errors`.
+        """
+        final = msgspec.structs.replace(params.sampling(), output_kind=RequestOutputKind.FINAL_ONLY)
+        async with aclosing(self.generate(prompt, final, request_id=request_id, lora_request=lora_request)) as outputs:
+            found = await anext(outputs)
+        tokenizer = (await self.service()).model.tokenizer
+        sequences = []
+        for each in found.outputs:
+            outputs_kept = each.token_ids
+            if each.finish_reason == "stop" and not params.include_stop_str_in_output:
+                outputs_kept = outputs_kept[:-1]
+            tokens = [*found.prompt_token_ids, *outputs_kept]
+            text = await tokenizer.off_loop(partial(tokenizer.decode, tokens))
+            scores = each.cumulative_logprob or 0.0, each.logprobs or []
+            sequences.append(BeamSearchSequence(tokens, text, *scores, each.finish_reason, each.stop_reason))
+        return BeamSearchOutput(found.request_id, sequences)
 
     async def embed(
         self,

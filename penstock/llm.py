@@ -22,6 +22,7 @@ from penstock.frontend.errors import ApiError
 from penstock.lora_request import LoRARequest
 from penstock.outputs import (
     BatchError,
+    BeamSearchOutput,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
@@ -29,12 +30,13 @@ from penstock.outputs import (
     ScoringRequestOutput,
 )
 from penstock.prompts import Chat, Messages, Prompt, each_prompt
-from penstock.sampling_params import RequestOutputKind, SamplingParams
+from penstock.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
 Output = TypeVar(
     "Output",
     RequestOutput,
+    BeamSearchOutput,
     EmbeddingRequestOutput,
     ScoringRequestOutput,
     ClassificationRequestOutput,
@@ -119,6 +121,30 @@ class LLM:
                     seconds = progress.format_dict["elapsed"]
                     progress.set_postfix_str(f"{num_tokens / max(seconds, 1e-9):.0f} tokens/s", refresh=False)
         return _in_order(outputs)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The most likely sequences after each prompt, in the order of the prompts; see `AsyncLLM.beam_search`.
+
+        Raises:
+            ApiError, BatchError: as in `generate`.
+        """
+        batch = each_prompt(prompts)
+        total = len(batch) if isinstance(batch, Sized) else None
+        ask = self._llm.beam_search
+        work = (
+            (_or_error(BeamSearchOutput, ask, (prompt, params), i, lora_request=lora_request), params.beam_width)
+            for i, prompt in enumerate(batch)
+        )
+        return _in_order(
+            list(tqdm(self._as_they_finish(work), total=total, desc="Prompts", unit="prompt", disable=not use_tqdm))
+        )
 
     def embed(
         self,

@@ -13,6 +13,8 @@ from penstock.frontend.schema import PromptLogprob as Logprob
 
 __all__ = [
     "BatchError",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
     "Bill",
     "CompletionOutput",
     "EmbeddingOutput",
@@ -69,6 +71,28 @@ class RequestOutput:
     bill: Bill | None = None  # what the engine spent on the request, once it is finished
     warnings: list[str] = field(default_factory=list)  # parameters that were honoured in an unexpected way
     error: ApiError | None = None  # why there are no outputs; only in results of `generate_iter` and `BatchError`
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A sequence that a beam search has found, after its prompt."""
+
+    tokens: list[int]  # the prompt's, too
+    text: str  # of all tokens
+    cum_logprob: float  # of its outputs, with the token that ended it
+    logprobs: list[Logprobs]  # of each output
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best sequences after a prompt, best first."""
+
+    request_id: str  # in a batch, the prompt's number, from 0
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+    error: ApiError | None = None  # as in `EmbeddingRequestOutput`
+    finished: bool = True
 
 
 @dataclass(slots=True)
@@ -153,7 +177,12 @@ class PoolingRequestOutput:
 
 
 AnyOutput = (
-    RequestOutput | EmbeddingRequestOutput | ScoringRequestOutput | ClassificationRequestOutput | PoolingRequestOutput
+    RequestOutput
+    | BeamSearchOutput
+    | EmbeddingRequestOutput
+    | ScoringRequestOutput
+    | ClassificationRequestOutput
+    | PoolingRequestOutput
 )
 
 

@@ -10,7 +10,7 @@ from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.schema import CompletionRequest, SamplerFields
 from penstock.frontend.schema import StructuredOutputs as StructuredOutputsParams
 
-__all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
 
 
 class RequestOutputKind(Enum):
@@ -19,6 +19,31 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class BeamSearchParams(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A search for the most likely sequences, in place of draws."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0  # without effect, as nothing is drawn
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False  # or "never"
+    include_stop_str_in_output: bool = False  # whether sequences keep the token that ended them
+
+    def sampling(self) -> "SamplingParams":
+        """The same as parameters of `generate`."""
+        return SamplingParams(
+            n=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            use_beam_search=True,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            skip_special_tokens=False,
+            logprobs=0,
+        )
 
 
 class SamplingParams(SamplerFields, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +75,10 @@ class SamplingParams(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None  # how many of the last ones are kept; -1: as many as fit
     speculative: bool | dict[str, int] | None = None  # False: no guesses. {"num_speculative_tokens": k}: at most k
+    use_beam_search: bool | None = None
+    beam_width: int | None = None  # None: as many as `n`
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE  # for streams
 

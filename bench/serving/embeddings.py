@@ -4,8 +4,8 @@
 
 FOLDER is a checkpoint that both can read, such as all-MiniLM-L6-v2. The rounds of both alternate, so that a machine
 that becomes slower becomes so for both; each has all threads while it is its turn. What counts is texts per second of
-each one's best round, and how far the vectors are apart. With `--streams N`, a model that also generates does so for N
-clients, first alone and then beside the texts; that shows what embeddings cost the time between two tokens.
+each one's best round, and how far the vectors are apart. What texts cost streams of the same model,
+`bench.serving.beside` measures.
 """
 
 import argparse
@@ -65,42 +65,6 @@ class Client:
 
         await asyncio.gather(*(work() for _ in range(self._connections)))
         return np.array([vector for part in found for vector in part])
-
-    async def stream(self, gaps: list[float], until: asyncio.Event) -> None:
-        """Generate text after text until the event; note the seconds between two tokens."""
-        while not until.is_set():
-            body = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
-            async with self._session.post(f"{self._url}/v1/completions", json=body) as answer:
-                answer.raise_for_status()
-                last = 0.0
-                async for line in answer.content:
-                    now = time.perf_counter()
-                    if not line.startswith(b"data: {"):
-                        continue
-                    if last:
-                        gaps.append(now - last)
-                    last = now
-                    if until.is_set():
-                        return
-
-
-async def _beside(client: Client, texts: Sequence[str], num_streams: int, seconds: float) -> dict[str, float]:
-    """The 99th percentile of the seconds between two tokens, alone and beside texts."""
-    found = {}
-    for name in ("alone", "beside_texts"):
-        gaps: list[float] = []
-        until = asyncio.Event()
-        streams = [asyncio.create_task(client.stream(gaps, until)) for _ in range(num_streams)]
-        await asyncio.sleep(1.0)
-        gaps.clear()
-        if name == "alone":
-            await asyncio.sleep(seconds)
-        else:
-            await client.embed(texts)
-        until.set()
-        await asyncio.gather(*streams)
-        found[name] = float(np.percentile(gaps, 99)) if gaps else float("nan")
-    return found
 
 
 class _Library:
@@ -178,7 +142,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 vectors = await client.embed(texts)
                 seconds["penstock"].append(time.perf_counter() - began)
             apart = float(np.abs(vectors - np.load(Path(room, "vectors.npy"))).max())
-            beside = await _beside(client, texts, options.streams, options.seconds) if options.streams else {}
     best = {name: len(texts) / min(its) for name, its in seconds.items()}
     return {
         "texts_per_second": best,
@@ -186,7 +149,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "largest_difference": apart,
         "start_seconds": start,
-        "p99_seconds_between_tokens": beside,
     }
 
 
@@ -200,8 +162,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts-per-request", type=int, default=250)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32, help="of sentence-transformers, which sorts by length")
-    parser.add_argument("--streams", type=int, default=0, help="clients that generate beside the texts")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long they do so alone")
     parser.add_argument("--serve", default="", help="more options of `penstock serve`")
     parser.add_argument("--write", type=Path, help="a JSON file for the record")
     options = parser.parse_args(argv)

@@ -17,6 +17,7 @@ from penstock.core.steps.drafts import DraftOutcome
 from penstock.core.steps.logprob_columns import attach_logprobs, check_logprobs
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.core.steps.pooled_columns import attach_pooled, check_pooled
+from penstock.core.steps.sampler_states import attach_sampler_states, check_sampler_states, keeps_state
 from penstock.ipc.codec import unpack_int32, unpack_tokens
 from penstock.ipc.messages import FinishReason, RowError, SequenceBill, SequenceDelta, StepResult, TokenBatch
 
@@ -55,6 +56,8 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     if step.has_logprobs and (error := check_logprobs(step, result, counts)):
         raise UnexpectedResultError(error)
     if step.num_pooled and (error := check_pooled(step, result)):
+        raise UnexpectedResultError(error)
+    if result.sampler_states and (error := check_sampler_states(step, result)):
         raise UnexpectedResultError(error)
     for row_error in result.row_errors:
         if not 0 <= row_error.sample_idx < step.num_samples:
@@ -168,10 +171,14 @@ class Settling:
         output: Deltas = {}
         num_dropped = 0
         in_columns = not (failed or step.has_logprobs)
+        has_states = bool(result.sampler_states)
         has_left = step.num_left != self._running.num_left
-        if has_left or step.num_drafts or not in_columns or not step.decodes.stop_token_ids.isdisjoint(tokens):
+        is_special = step.num_drafts or has_states or not in_columns
+        if has_left or is_special or not step.decodes.stop_token_ids.isdisjoint(tokens):
             by_row = _tokens_by_row(tokens, counts)
-            apart, num_dropped = self._settle_decodes(step, by_row, output, in_columns=in_columns)
+            apart, num_dropped = self._settle_decodes(
+                step, by_row, output, in_columns=in_columns, has_states=has_states
+            )
         else:
             apart = self._settle_all_decodes(step, tokens, due, output)
         columns = step.decodes.audience.columns(result.token_ids, apart, counts) if in_columns else {}
@@ -179,6 +186,8 @@ class Settling:
             num_dropped += self._settle_chunks(step, tokens, output)
         if step.has_logprobs:
             attach_logprobs(step, result, counts, output)
+        if has_states:
+            attach_sampler_states(step, result, output)
         if step.num_pooled:
             self._totals.num_output_tokens -= attach_pooled(step, result, output)
         if failed:
@@ -235,7 +244,13 @@ class Settling:
         return ended
 
     def _settle_decodes(
-        self, step: InFlightStep, drawn: Iterable[tuple[int, ...]], output: Deltas, *, in_columns: bool
+        self,
+        step: InFlightStep,
+        drawn: Iterable[tuple[int, ...]],
+        output: Deltas,
+        *,
+        in_columns: bool,
+        has_states: bool,
     ) -> tuple[set[int], int]:
         """Settle decodes in the general case; return the positions not sent as columns, and how many tokens dropped."""
         apart: set[int] = set()
@@ -255,7 +270,7 @@ class Settling:
             else:
                 if len(new) > 1:
                     self.calendar.enter(seq, step_id)  # its event is nearer than expected
-                if in_columns and new:
+                if in_columns and new and not (has_states and keeps_state(seq)):
                     continue
                 delta = SequenceDelta(seq.request_id, seq.sequence_idx, new)
             apart.add(i)

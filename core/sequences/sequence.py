@@ -233,6 +233,7 @@ class Sequence:
         "request_id",
         "row",
         "running_epoch",
+        "sampler_state",
         "sequence_idx",
         "settle_event",
         "stop_token_ids",
@@ -255,6 +256,7 @@ class Sequence:
         self.queued_us = 0  # its wait for the first row
         self.account: Account | None = None  # made when it gets its first row
         self.acceptance: Any = None  # of drafts: kept by the part that decides on them
+        self.sampler_state: float | None = None  # what a sampler keeps, as of its last settled token
         self.page_seconds = 0.0  # sum over its pages: minus the time it was taken, plus the time it was given back
         self.epoch = 0
         self.turn = -1  # sequence number of its first admission; -1 before it
@@ -355,6 +357,7 @@ class Sequence:
         if resumed.token_ids:
             self.own_token_ids().extend(unpack_int32(resumed.token_ids))
             self.num_cached_tokens = 0  # it was sent with the first output
+            self.sampler_state = resumed.sampler_state
             self.num_unsettled_tokens = self.num_tokens
 
     def own_token_ids(self) -> "array[int]":

@@ -206,6 +206,7 @@ class PlanBuilder:
                 seq.request.cache_salt,
                 _row_images(seq) if seq.request.images else (),
                 seq.request.adapter_id,
+                seq.sampler_state,
             )
         )
 

@@ -263,6 +263,8 @@ async def submit(
         RateLimitExceeded: if the API key's tokens are used up.
         Unavailable: if the engine's queue cannot be reached.
     """
+    if images and valid.beams is not None:
+        raise UnsupportedParameter("images are not supported with use_beam_search", param="use_beam_search")
     grammar = Grammar() if valid.grammar is None else await service.grammars.read(valid.grammar, record.tenant)
     _check_prompt_size(valid.logprobs, prompts, valid.n)
     record.warnings += (*valid.warnings, *grammar.warnings)
@@ -294,7 +296,8 @@ async def submit(
     record.asked = valid
     record.adapter = "" if service.variant is None else service.variant.model.names[0]
     on_tokens = None if key_use is None else key_use.use_outputs
-    generation = Generation(service.engine, requests, rules, service.metrics.inter_token_latency.note, on_tokens)
+    source = service.engine if valid.beams is None else service.parts.searcher(valid.beams, service.engine)
+    generation = Generation(source, requests, rules, service.metrics.inter_token_latency.note, on_tokens)
     run = Run(service, record, valid, prompts, sampling, grammar, generation)
     service.generations.add(generation)
     if left is not None and record.seconds is not None:

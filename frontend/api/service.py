@@ -377,6 +377,7 @@ class Service:
     variants: dict[str, Variant] = field(default_factory=dict, init=False)  # by name; a part adds and removes them
     variant: Variant | None = field(default=None, init=False)  # whose view this is
     coming: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)  # variants that are being read
+    _logits_processors: tuple[str, ...] = field(default=(), init=False)
     _facts: EngineReady | None = field(default=None, init=False)
     _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
 
@@ -394,6 +395,8 @@ class Service:
             parse_special_tokens=options.parse_special_tokens,
             images=self.parts.get(ImagePart),
         )
+        of_parts = self.config.of_parts()
+        self._logits_processors = tuple(name for options in of_parts for name in options.processor_names)
 
     async def start(self) -> None:
         """Get ready to serve; call it once, before requests."""
@@ -496,6 +499,7 @@ class Service:
             hides_calls=self.model.hides_calls,
             images=self.image_limits,
             has_drafts=facts is None or bool(facts.max_drafts),
+            logits_processors=self._logits_processors,
         )
 
     @property
@@ -574,8 +578,11 @@ class Admission:
     def __exit__(self, *_: object) -> None:
         self._place.give_back()
 
-    def hold(self, valid: ValidRequest, num_prompts: int = 1) -> None:
+    def hold(self, valid: ValidRequest, num_prompts: int = 1, *, num_added: int = 0) -> None:
         """Hold what the request turns out to need.
+
+        `num_added`: the most tokens that the prompts have together beyond the body's bytes, such as those of a text
+        that goes before each of them.
 
         Raises:
             InvalidParameter: it has more sequences than this server, or its API key, allows.
@@ -595,8 +602,10 @@ class Admission:
             record.num_added_seqs = num_seqs - 1
         if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
             record.tenant = user_of(record.tenant, valid.user)
-        self._place.resize(num_seqs, self._num_tokens(num_prompts) * valid.num_sequences, record.tenant)
+        num_tokens = self._num_tokens(num_prompts, num_added) * valid.num_sequences
+        self._place.resize(num_seqs, num_tokens, record.tenant)
 
-    def _num_tokens(self, num_prompts: int) -> int:
+    def _num_tokens(self, num_prompts: int, num_added: int = 0) -> int:
         """The most tokens that the prompts can have together."""
-        return min(self._num_bytes, num_prompts * (self._service.max_model_len or self._num_bytes))
+        most = self._num_bytes + num_added
+        return min(most, num_prompts * (self._service.max_model_len or most))

@@ -43,7 +43,7 @@ async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Re
     service = await service.serving(request.model)
     with await service.admit(record, num_bytes, draws=False) as admission:
         valid = read_embedding(service, admission.rules, request)
-        admission.hold(valid.common, len(valid.inputs))
+        admission.hold(valid.common, len(valid.inputs), num_added=valid.num_added)
         del body, request  # they may be large
         run = await submit_inputs(service, record, valid)
     with run:

@@ -25,6 +25,11 @@ class ValidEmbedding:
     add_special_tokens: bool
     prompt: str = ""  # which goes before each text
 
+    @property
+    def num_added(self) -> int:
+        """The most tokens that the prompt before each text adds to all of them together."""
+        return len(self.inputs) * len(self.prompt.encode())
+
 
 def validate_embedding(
     request: EmbeddingRequest, rules: Rules, kind: Embeddings, *, keeps_start: bool = False

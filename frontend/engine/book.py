@@ -25,7 +25,7 @@ from penstock.frontend.engine.roles import prefill_addresses, serving
 from penstock.frontend.engine.routing import Router
 from penstock.frontend.errors import ApiError, EngineLost, Unavailable
 from penstock.ipc import faults
-from penstock.ipc.codec import deltas_of, pack_int32
+from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
@@ -152,6 +152,7 @@ class LiveRequest:
         "_num_submissions",
         "_num_tokens_to_trust",
         "_outputs",
+        "_sampler_states",
         "_submitted_at",
         "first_index",
         "is_paused",
@@ -182,7 +183,10 @@ class LiveRequest:
         self._num_submissions = 0
         self._submitted_at = 0.0  # first submission
         self._outputs = [array("i") for _ in range(request.n)]
+        for known in request.progress:
+            self._outputs[known.sequence_idx].extend(unpack_int32(known.token_ids))
         self._num_prompt_logprobs = 0
+        self._sampler_states: dict[int, float | None] = {}
 
     @property
     def is_new(self) -> bool:
@@ -218,7 +222,12 @@ class LiveRequest:
             self._submitted_at = now
             return self.request
         progress = tuple(
-            SequenceProgress(idx, pack_int32(self._outputs[idx]), 0 if idx else self._num_prompt_logprobs)
+            SequenceProgress(
+                idx,
+                pack_int32(self._outputs[idx]),
+                0 if idx else self._num_prompt_logprobs,
+                self._sampler_states.get(idx),
+            )
             for idx in sorted(self.unfinished)
         )
         seconds_left = self.request.seconds_left and max(0.001, self.request.seconds_left + self._submitted_at - now)
@@ -243,6 +252,8 @@ class LiveRequest:
             if self._num_tokens_to_trust <= 0:
                 self.num_deaths = 0
         self._outputs[idx].extend(delta.token_ids)
+        if delta.sampler_state is not None:
+            self._sampler_states[idx] = delta.sampler_state
         if delta.prompt_logprobs is not None:
             self._num_prompt_logprobs += len(delta.prompt_logprobs.ranks) // 4
         if delta.finish_reason is not None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Self
+from typing import Protocol, Self
 
-from penstock.frontend.engine.book import Bill, RequestBook
-from penstock.frontend.engine.link import retry_after
+from penstock.frontend.engine.book import Bill, DeltaSink
+from penstock.frontend.engine.link import QueueGate, retry_after
 from penstock.frontend.engine.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.errors import (
     ApiError,
@@ -219,12 +219,37 @@ class SlowReader:
             self._resume()
 
 
+class TokenSource(Protocol):
+    """Where a generation's tokens come from: the engine (`RequestBook`), or what asks the engine for it."""
+
+    @property
+    def queue(self) -> QueueGate:
+        """The gate to the engines' queues."""
+        ...
+
+    def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
+        """Begin a request, whose deltas go to `sink`."""
+        ...
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        """Stop a request, or one sequence of it. Idempotent."""
+        ...
+
+    def pause(self, request_id: str) -> None:
+        """Compute nothing for a request until `resume`. Idempotent."""
+        ...
+
+    def resume(self, request_id: str) -> None:
+        """Continue a paused request. Idempotent."""
+        ...
+
+
 class Generation:
     """A `DeltaSink` for all sequences of one HTTP request. Iterate over it with `async for`, until all have ended."""
 
     def __init__(
         self,
-        engine: RequestBook,
+        engine: TokenSource,
         requests: Sequence[AddRequest],
         rules: OutputRules,
         on_gap: Callable[[float], None],

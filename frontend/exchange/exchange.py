@@ -81,6 +81,7 @@ class Route:
     query: tuple[tuple[str, str], ...] = ()  # (name, type)
     argument: str = "[^/]+"  # a pattern for `{id}`
     aliases: tuple[str, ...] = ()  # other paths, such as those that probes for other servers use
+    is_only_versioned: bool = False  # without `/v1` its path is another route's
     scope: Literal["", "infer", "metrics", "admin"] = "infer"  # that a key needs; empty: open to all, nothing secret
     error_shape: ErrorShape = OPENAI
     body_type: str = JSON  # with FORM the handler gets an `Upload`
@@ -100,8 +101,8 @@ class Route:
         API; and each of these with a slash at its end.
         """
         version, is_versioned, rest = self.path.partition("/v1/")
-        others = (f"/{rest}", f"/openai{self.path}") if is_versioned and not version else ()
-        named = (self.path, *self.aliases, *others)
+        others = [f"/{rest}", f"/openai{self.path}"] if is_versioned and not version else []
+        named = (self.path, *self.aliases, *others[self.is_only_versioned :])
         slashed = (f"{path}/" for path in named if not path.endswith(("/", "}")))
         return tuple(dict.fromkeys((*named, *slashed)))
 

@@ -1,5 +1,6 @@
 """The API's description, generated from its routes and the actual structs of requests and answers."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -38,7 +39,8 @@ def document(routes: tuple[Route, ...]) -> bytes:
     """The description of these routes, as JSON."""
     types = dict.fromkeys(kind for route in routes for kind in (route.answer, route.body) if kind is not None)
     error_kinds = dict.fromkeys(route.error_shape.kind for route in routes)
-    _, components = msgspec.json.schema_components([*types, *error_kinds], ref_template=_REFERENCE)
+    found, components = msgspec.json.schema_components([*types, *error_kinds], ref_template=_REFERENCE)
+    shapes = dict(zip((*types, *error_kinds), found, strict=True))
     for route in routes:
         if route.body is None or not route.required:
             continue
@@ -48,7 +50,7 @@ def document(routes: tuple[Route, ...]) -> bytes:
             component["properties"][field] = _without_null(component["properties"][field])
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route, shapes)
     info = {"title": "Penstock", "version": VERSION, "description": "An OpenAI-compatible API of a language model."}
     return msgspec.json.encode(
         {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
@@ -60,8 +62,8 @@ def _without_null(described: dict[str, Any]) -> dict[str, Any]:
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-def _described(route: Route) -> dict[str, Any]:
-    answer: dict[str, Any] = {"type": "object"} if route.answer is None else _reference(route.answer)
+def _described(route: Route, shapes: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"type": "object"} if route.answer is None else shapes[route.answer]
     if route.content_type != JSON:
         answer = {"type": "string"}
     content = {route.content_type: {"schema": answer}}
@@ -70,7 +72,7 @@ def _described(route: Route) -> dict[str, Any]:
         content[route.stream_type] = {"schema": _SERVER_SENT_EVENT if is_sse else answer}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.errors:
-        error = {JSON: {"schema": _reference(route.error_shape.kind)}}
+        error = {JSON: {"schema": shapes[route.error_shape.kind]}}
         answers[str(status)] = {"description": _REASONS[status], "content": error}
     described: dict[str, Any] = {"summary": route.summary, "responses": answers}
     parameters: list[dict[str, Any]] = [
@@ -86,10 +88,6 @@ def _described(route: Route) -> dict[str, Any]:
     if route.body is not None:
         described["requestBody"] = {
             "required": True,
-            "content": {route.body_type: {"schema": _reference(route.body)}},
+            "content": {route.body_type: {"schema": shapes[route.body]}},
         }
     return described
-
-
-def _reference(kind: type) -> dict[str, str]:
-    return {"$ref": _REFERENCE.format(name=kind.__name__)}

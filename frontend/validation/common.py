@@ -21,6 +21,7 @@ from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
+from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, GrammarSource, check_grammar
 from penstock.frontend.validation.samplers import ValidSamplers, check_samplers
 from penstock.frontend.validation.tokens import (
@@ -83,6 +84,7 @@ class Rules:
     hides_calls: bool = False  # whether the chat template shows tools, but no past calls
     images: ImageLimits | None = None  # None: the model takes no images
     has_drafts: bool = True  # whether engines guess tokens, as far as they have reported
+    logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class ValidRequest:
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
     samplers: ValidSamplers | None = None  # None: the kernels do all that is asked for
+    beams: Beams | None = None  # None: tokens are drawn
 
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
@@ -224,9 +227,16 @@ def validate_common(
     """
     model = check_model(request.model, rules)
     refuse_unsupported(request)
-    defaults = rules.defaults
     n = integer("n", request.n, 1, 1, rules.max_n)
-    num_sequences = n if request.best_of in (None, n) else _best_of(request, n, rules.max_n)
+    defaults = rules.defaults
+    stop_token_ids = request.stop_token_ids or []
+    if stop_token_ids:
+        check_token_ids("stop_token_ids", stop_token_ids, rules.vocab_size, MAX_STOP_TOKEN_IDS)
+    eos = () if request.ignore_eos else rules.eos_token_ids
+    stops = tuple(dict.fromkeys((*eos, *stop_token_ids)))
+    best_of = n if request.best_of in (None, n) else _best_of(request, n, rules.max_n)
+    beams = check_beams(request, n, rules.max_n, len(stops), min(MAX_LOGPROBS, rules.vocab_size))
+    num_sequences = best_of if beams is None else n
     num_best_of_prompt = check_num_best("prompt_logprobs", request.prompt_logprobs, rules)
     if num_best_of_prompt >= 0 and request.stream:
         raise InvalidParameter("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
@@ -245,11 +255,7 @@ def validate_common(
     if is_best_only:  # only the most likely token is left
         temperature, top_p = 0.0, 1.0
     top_k = integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
-    stop_token_ids = request.stop_token_ids or []
-    if stop_token_ids:
-        check_token_ids("stop_token_ids", stop_token_ids, rules.vocab_size, MAX_STOP_TOKEN_IDS)
     allowed = request.allowed_token_ids
-    eos = () if request.ignore_eos else rules.eos_token_ids
     sampling = SamplingParams(
         max_tokens=max_tokens or rules.max_model_len,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
@@ -263,7 +269,7 @@ def validate_common(
         frequency_penalty=number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
         seed=_seed(request.seed),
         min_tokens=min_tokens,
-        stop_token_ids=tuple(dict.fromkeys((*eos, *stop_token_ids))),
+        stop_token_ids=stops,
         logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
         num_logprobs=num_best if num_sequences == n else max(num_best, 0),
         prompt_logprobs=max(num_best_of_prompt, num_best_of_echo),
@@ -273,7 +279,7 @@ def validate_common(
     if allowed is not None:
         check_drawable(sampling)
     options = _stream_options(request)
-    samplers = check_samplers(request, sampling, is_best_only=is_best_only)
+    samplers = check_samplers(request, sampling, rules.logits_processors, is_best_only=is_best_only)
     return ValidRequest(
         model=model,
         n=n,
@@ -305,6 +311,7 @@ def validate_common(
         prompt_field=prompt_field,
         warnings=_without_effect(request, rules) + (() if samplers is None else samplers.warnings),
         samplers=samplers,
+        beams=beams,
         grammar=check_grammar(request, rules.eos_token_ids)
         if any(getattr(request, name) is not None for name in GRAMMAR_FIELDS)
         else None,
@@ -324,6 +331,8 @@ def _without_effect(request: SamplingRequest, rules: Rules) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
     if request.service_tier not in (None, "auto", "default"):
         warnings = ("service_tier: no effect, there is only one tier",)
+    if not asks_for_beams(request) and request.length_penalty not in (None, 1):
+        warnings += ("length_penalty: no effect without use_beam_search",)
     if request.speculative and not rules.has_drafts and _max_drafts(request.speculative):
         warnings += ("speculative: no effect, this server was started without --speculative-config",)
     return warnings

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.config.samplers import parameters
+from penstock.config.samplers import fields, parameters
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 
@@ -30,6 +30,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("stop", "stop_sequences", "stopping_strings"),
     ("seed", "random_seed"),
     *((each.name, *each.synonyms) for each in parameters() if each.synonyms),
+    ("beam_width", "num_beams"),
     ("tfs_z", "tfs"),
     ("include_stop_str_in_output", "no_stop_trim"),
 )
@@ -50,6 +51,9 @@ _WITH_ANOTHER = ForeignField(depends=True)
 _EFFORT = ForeignField((), hint="chat_template_kwargs sets the variables of chat templates")
 _DRAFTS = ForeignField(hint="`speculative` limits what is drafted")
 
+OF_SAMPLERS = ForeignField((), hint="this route draws no tokens")
+"""What becomes of the fields of samplers on routes that do not have them."""
+
 FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     # Samplers.
     **dict.fromkeys(
@@ -69,7 +73,8 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     GREEDY: ForeignField((True,), hint="temperature says how tokens are drawn"),
     "stop_regex": ForeignField(([], ""), use="stop"),
     "structural_tag": ForeignField(),
-    **dict.fromkeys(("logits_processors", "custom_logit_processor"), ForeignField(([], ""))),
+    "logits_processors": ForeignField(([],)),
+    "custom_logit_processor": ForeignField(("",), use="logits_processors, by the names that the server knows"),
     "custom_params": _WITH_ANOTHER,
     "repeat_last_n": ForeignField((-1,), hint="penalties look at the whole text"),
     "penalize_nl": ForeignField((True,), hint="line breaks are tokens like others"),
@@ -106,7 +111,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "options": ForeignField(({},), use="the fields of this API"),
     "format": ForeignField(("",), use="response_format"),
     "kv_transfer_params": ForeignField(({},)),
-    "vllm_xargs": ForeignField(({},), hint="there are no plug-ins"),
+    "vllm_xargs": ForeignField(({},), hint="logits_processors has the arguments of each"),
     **dict.fromkeys(("lora_path", "adapter_id", "lora"), ForeignField(("", []), use="`model` with the adapter's name")),
     **dict.fromkeys(("id_slot", "slot_id", "n_keep", "n_discard", "num_ctx", "n_ctx"), _LATER),
     **dict.fromkeys(
@@ -116,6 +121,8 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(("speculative.n_max", "speculative.n_min", "speculative.p_min", "draft_model"), _DRAFTS),
     "keep_alive": ForeignField(hint="the model stays loaded for as long as the server runs"),
     "t_max_predict_ms": ForeignField((0, -1), hint="the header x-request-timeout limits the time"),
+    **dict.fromkeys((name for name, *_ in fields()), OF_SAMPLERS),
+    **dict.fromkeys((name for each in parameters() for name in each.synonyms), OF_SAMPLERS),
 }
 """By name; fields that are in no table are ignored with a warning."""
 

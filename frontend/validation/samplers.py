@@ -3,7 +3,7 @@
 Without a sampler or an order of its own, nothing is sent, and the kernels draw with what they know themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.config.samplers import Parameter, Sampler, fields, names, parameters, samplers
+from penstock.config.samplers import Parameter, ProcessorUse, Sampler, fields, names, parameters, samplers
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.tokens import check_texts, shown
@@ -20,13 +20,15 @@ from penstock.ipc.messages import SamplerUse, SamplingParams
 MAX_SAMPLER_TEXTS = 64
 MAX_SAMPLER_TEXT_CHARACTERS = 64
 MAX_ORDER = 64
+MAX_PROCESSORS = 8
+MAX_PROCESSOR_BYTES = 16_384
 
 _IN_KERNELS = ("logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p")
 """In the order in which the kernels apply them (`kernels/sampling/sampling.py`)."""
 
 _ELSEWHERE = frozenset(
     (
-        "tfs", "tfs_z", "top_a", "mirostat", "encoder_repetition_penalty", "no_repeat_ngram", "infill", "adaptive_p",
+        "tfs", "tfs_z", "top_a", "encoder_repetition_penalty", "no_repeat_ngram", "infill", "adaptive_p",
     )
 )  # fmt: skip
 """Names in other engines' lists of what does not exist here: the fields that would switch these on are refused."""
@@ -44,20 +46,23 @@ class ValidSamplers:
     def applied(self, sampling: SamplingParams, tokenizer: TextTokenizer) -> SamplingParams:
         """The parameters to send."""
         uses = [
-            SamplerUse(use.name, (*use.values, *_last_tokens(self.texts.get(use.name, ()), tokenizer)))
+            msgspec.structs.replace(use, values=(*use.values, *_last_tokens(texts, tokenizer)))
+            if (texts := self.texts.get(use.name, ()))
+            else use
             for use in self.uses
         ]
         return msgspec.structs.replace(sampling, **self.neutral, samplers=tuple(uses))
 
 
 def check_samplers(
-    request: msgspec.Struct, sampling: SamplingParams, *, is_best_only: bool = False
+    request: msgspec.Struct, sampling: SamplingParams, processors: Collection[str] = (), *, is_best_only: bool = False
 ) -> ValidSamplers | None:
     """Check the parameters of samplers, and the order; None if the kernels do all that is asked for.
 
     Args:
         request: what was asked for.
         sampling: its other parameters, checked.
+        processors: names of the logits processors that it may ask for.
         is_best_only: whether its top-p is 0, which `sampling` says by a temperature of 0; an order may leave that out.
 
     Raises:
@@ -65,20 +70,47 @@ def check_samplers(
     """
     if all(value is None for value in _asked()(request)):
         return None
+    first = _processors(getattr(request, "logits_processors", None) or [], processors)
     given = msgspec.structs.asdict(sampling)
     if is_best_only:
         given["top_p"] = 0.0
     given |= {each.name: _checked(each, getattr(request, each.name)) for each in parameters()}
     used = {name: values for name, kind in samplers().items() if (values := kind.values(given)) is not None}
-    order, warnings = _order(request, [name for name in used if samplers()[name].replaces])
+    keeper = _keeper(used)
+    order, warnings = _order(request, [name for name in used if samplers()[name].replaces], keeper)
     uses = tuple(SamplerUse(name, used[name]) for name in order if name in used)
+    if keeper and (lost := [name for name in used if name not in order]):
+        warnings += (f"{keeper}: no effect beside it: {', '.join(lost)}",)
     in_kernels = [name for name in _IN_KERNELS if any(use.name == name for use in uses)]
     top_p_is_lost = is_best_only and "top_p" in in_kernels and "temperature" not in in_kernels
     if [use.name for use in uses] == in_kernels and not top_p_is_lost:
         neutral = _neutral([name for name in _IN_KERNELS if name not in in_kernels])
-        return ValidSamplers(neutral, (), {}, warnings)
+        return ValidSamplers(neutral, first, {}, warnings)
     texts = {use.name: samplers()[use.name].texts(given) for use in uses}
-    return ValidSamplers(_neutral(_IN_KERNELS), uses, texts, warnings)
+    return ValidSamplers(_neutral(_IN_KERNELS), (*first, *uses), texts, warnings)
+
+
+def _processors(asked: list[str | ProcessorUse], known: Collection[str]) -> tuple[SamplerUse, ...]:
+    """The logits processors of a request, which come before all samplers."""
+    field, uses = "logits_processors", list[SamplerUse]()
+    if len(asked) > MAX_PROCESSORS:
+        raise InvalidParameter(f"{field} may hold at most {MAX_PROCESSORS}, got {len(asked)}", param=field)
+    for i, each in enumerate(asked):
+        use = ProcessorUse(each) if isinstance(each, str) else each
+        name = use.name or use.qualname or ""
+        if name not in known:
+            have = f"those here: {', '.join(sorted(known)[:16])}" if known else "this server has none"
+            raise InvalidParameter(f"{field}[{i}]: there is no logits processor {name[:64]!r}; {have}", param=field)
+        given = use.args or {}
+        if isinstance(given, list):
+            raise InvalidParameter(f"{field}[{i}].args must be an object: names and values", param=field)
+        arguments = msgspec.json.encode(given | (use.kwargs or {}))
+        if len(arguments) > MAX_PROCESSOR_BYTES:
+            raise InvalidParameter(
+                f"{field}[{i}].args may have at most {MAX_PROCESSOR_BYTES} bytes, got {len(arguments)}", param=field
+            )
+        uses.append(SamplerUse(name, arguments=arguments.decode()))
+    return tuple(uses)
 
 
 @cache
@@ -121,10 +153,23 @@ def _texts(name: str, value: list[str] | str) -> list[str]:
     raise InvalidParameter(f"{name} must be a list of texts, got {value[:64]!r}", param=name)
 
 
-def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ...]]:
+def _keeper(used: Iterable[str]) -> str:
+    """The sampler in use that keeps something of its rows, and comes last; "" if there is none."""
+    found = [name for name in used if samplers()[name].keeps]
+    if len(found) > 1:
+        raise InvalidParameter(f"{' and '.join(found)} exclude each other", param=found[1])
+    return found[0] if found else ""
+
+
+def _order(request: Any, replacing: list[str], keeper: str) -> tuple[list[str], tuple[str, ...]]:
     """The order of samplers, and warnings. Those that a list in `samplers` does not name are off.
 
-    Those that `sampler_priority` does not name come first. `replacing`: those in use that replace another one.
+    Those that `sampler_priority` does not name come first. What it names behind `keeper` is off.
+
+    Args:
+        request: what was asked for.
+        replacing: those in use that replace another one.
+        keeper: the one in use that comes last; it may allow few others where no `sampler_priority` names them.
     """
     order, warnings = [*samplers()], []
     for field in ("samplers", "sampler_priority"):
@@ -140,11 +185,15 @@ def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ..
             raise InvalidParameter(f"{field} may name at most {MAX_ORDER} samplers", param=field)
         found = [*dict.fromkeys(found)]
         first = ["logit_bias"] if field == "samplers" else [name for name in order if name not in found]
+        if keeper in found:
+            found = found[: found.index(keeper)]
         for name in replacing:
             if name in found:  # it has a place of its own
                 first, found = ([each for each in its if each != samplers()[name].replaces] for its in (first, found))
         order = [*dict.fromkeys((*first, *found))]
         break
+    if keeper and not request.sampler_priority and (beside := samplers()[keeper].beside) is not None:
+        order, replacing = [name for name in samplers() if name in beside], []
     for name in replacing:
         replaced = samplers()[name].replaces
         if replaced in order:
@@ -152,6 +201,8 @@ def _order(request: Any, replacing: list[str]) -> tuple[list[str], tuple[str, ..
     if request.temperature_last:
         last = [name for name in order if name == "temperature" or name in replacing]
         order = [name for name in order if name not in last] + last
+    if keeper:
+        order = [*(name for name in order if name != keeper), keeper]
     return order, tuple(warnings)
 
 

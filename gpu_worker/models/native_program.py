@@ -11,7 +11,7 @@ from penstock.gpu_worker.models.adapters import AdaptedLinear
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock, routing_of
-from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
+from penstock.gpu_worker.models.blocks.latent_attention import IndexerBlock, LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.recurrent import (
@@ -25,7 +25,7 @@ from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
 from penstock.gpu_worker.models.linear import Embedding, JoinedLinear, Linear
 from penstock.gpu_worker.models.packed_embedding import PackedEmbedding
 from penstock.gpu_worker.models.vocabulary import SharedEmbedding
-from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.attention.latents import NativeIndexer, PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program.builder import ACTIVATIONS, Finish, HeadShape, ProgramBuilder, QueryGrowth
@@ -38,6 +38,7 @@ from penstock.models.description.decoder import (
     Decoder,
     DenseMLP,
     Experts,
+    Indexer,
     LatentAttention,
     Layer,
     SideBySide,
@@ -286,10 +287,33 @@ class ProgramWriter:
             rope_dim=its.rope_dim,
             scale=its.scale,
             rounds_inputs=self._rounds_inputs,
+            index_dim=0 if its.indexer is None else its.indexer.head_dim,
+            top_k=0 if its.indexer is None else its.indexer.top_k,
         )
         rotary = self.ropes.index(its.rope)
+        if block.indexer is not None:
+            self._choose(number, its, block.indexer, x, of_queries, rotary)
         builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, number, rotary)
         return self._pack(block.o)
+
+    def _choose(
+        self, number: int, its: LatentAttention, block: IndexerBlock, x: int, of_queries: int, rotary: int
+    ) -> None:
+        builder, norm, indexer = self._builder, block.k_norm, its.indexer
+        assert indexer is not None
+        assert norm.weight is not None
+        assert norm.bias is not None
+        builder.product(self._pack(block.q), of_queries, self._index_q)
+        builder.product(self._pack(block.k), x, self._index_k)
+        builder.product(block.weights.pack(self._library), x, self._index_weights)
+        native = NativeIndexer(
+            *(norm.weight.float(), norm.bias.float(), norm.eps),
+            num_heads=indexer.num_heads,
+            rope_dim=its.rope_dim,
+            top_k=indexer.top_k,
+            first=its.key_dim,
+        )
+        builder.choose(native, self._index_k, self._index_q, self._index_weights, number, rotary)
 
     def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> None:
         self._activated(block, x)
@@ -448,7 +472,19 @@ class ProgramWriter:
 
     @cached_property
     def _latent(self) -> int:
-        return self._builder.slot(max(its.kv.key_dim for its in self._latent_attentions))
+        return self._builder.slot(max(its.key_dim for its in self._latent_attentions))
+
+    @cached_property
+    def _index_q(self) -> int:
+        return self._builder.slot(max(its.num_heads * its.head_dim for its in self._indexers))
+
+    @cached_property
+    def _index_k(self) -> int:
+        return self._builder.slot(max(its.head_dim for its in self._indexers))
+
+    @cached_property
+    def _index_weights(self) -> int:
+        return self._builder.slot(max(its.num_heads for its in self._indexers))
 
     @cached_property
     def _inner(self) -> int:
@@ -463,6 +499,10 @@ class ProgramWriter:
     @property
     def _latent_attentions(self) -> list[LatentAttention]:
         return [its for _, its in self._config.attentions if isinstance(its, LatentAttention)]
+
+    @property
+    def _indexers(self) -> list[Indexer]:
+        return [its.indexer for its in self._latent_attentions if its.indexer is not None]
 
 
 def _qkv_size(mixer: Attention | LatentAttention) -> int:

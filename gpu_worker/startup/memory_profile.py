@@ -10,7 +10,7 @@ import torch
 
 from penstock.config import Config
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.latent_attention import scratch_numbers
+from penstock.gpu_worker.models.latent_attention import choice_numbers, scratch_numbers
 from penstock.gpu_worker.models.model import Model, has_logits
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
@@ -68,6 +68,7 @@ def pool_budget(
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
     # The measured batch has no earlier context. A real one may need as much again.
     expanded = scratch_numbers(latents) * dtype.itemsize if latents else 0
+    expanded += 4 * choice_numbers(model.config)
     allowed = int(total * config.worker.gpu_memory_utilization)
     return Budget(allowed - in_use - activations - in_graphs - rows - expanded, activations)
 

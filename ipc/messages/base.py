@@ -14,7 +14,7 @@ ErrorCode = Literal[
     "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
     "unattainable", "no_adapter",
 ]  # fmt: skip
-PoolingKind = Literal["last", "mean", "cls", "max"]
+PoolingKind = Literal["last", "mean", "cls", "max", "weighted_mean", "mean_sqrt_len"]
 """The hidden state of the last or the first position, or the mean or the largest numbers over all positions."""
 PooledAs = Literal["vector", "classes", "tokens"]
 """An embedding; the logits of the model's classes; or the logits of some tokens."""
@@ -77,10 +77,11 @@ class Pooling(Struct, frozen=True, array_like=True, gc=False):
 
 
 class SamplerUse(Struct, frozen=True, array_like=True, gc=False):
-    """A sampler beyond those of the kernels, with its numbers (`config/samplers.py`)."""
+    """A sampler beyond those of the kernels, with its numbers (`config/samplers.py`); or a logits processor."""
 
     name: ShortText
     values: Annotated[tuple[float, ...], Meta(max_length=4096)] = ()
+    arguments: Annotated[str, Meta(max_length=65536)] = ""  # a processor's, as a JSON object; empty: a sampler
 
 
 class SamplingParams(Struct, frozen=True, array_like=True, gc=False, kw_only=True):

@@ -86,6 +86,7 @@ class SequenceProgress(Struct, frozen=True, array_like=True, gc=False):
     sequence_idx: int
     token_ids: Buffer = b""  # int32[k]: output tokens that the frontend has, shown or held back: not sent again
     num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities it has
+    sampler_state: float | None = None  # of the delta with the last of these tokens
 
 
 class Probe(Message, frozen=True):
@@ -271,6 +272,7 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     late: str = ""  # likewise: why it could not meet its targets, if it was served after others because of that
     bill: SequenceBill | None = None  # in the last delta
     pooled: Buffer = b""  # fp32[k], if `pooling` asks for it: in the only delta, which has no tokens
+    sampler_state: float | None = None  # what a sampler keeps after token_ids, for `SequenceProgress`
 
 
 class TokenColumns(Struct, frozen=True, array_like=True, gc=False):

@@ -94,6 +94,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     cache_salt: ShortText = ""  # what is learnt from the sequence may be used only for others with the same salt
     images: tuple[RowImage, ...] = ()  # of its prompt, by position
     adapter_id: int = 0  # a prepared adapter; 0: none
+    sampler_state: float | None = None  # what a sampler has kept of its outputs; None: it has none, or keeps nothing
 
 
 class StepPlan(Message, frozen=True):
@@ -184,6 +185,7 @@ class StepResult(Message, frozen=True):
     drafter_error: str = ""  # why the drafter is switched off from now on; sent once
     pooled: Buffer = b""  # fp32[sum(pooled_sizes)]: the vectors of the sampling rows that pool
     pooled_sizes: Buffer = b""  # int32[P]
+    sampler_states: Buffer = b""  # fp32[S]: what a sampler keeps of each row with samplers; empty: none keeps anything
 
 
 class WorkerFailed(Message, frozen=True):

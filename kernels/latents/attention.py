@@ -21,6 +21,7 @@ from penstock.kernels.attention.paged_attention_cpu import (
     merge,
     plan_cpu_attention,
 )
+from penstock.kernels.latents.choice import Choice
 
 SCORES = 1 << 24  # scores that the CPU path holds at once
 
@@ -66,7 +67,7 @@ def latent_attention(
 
     Args:
         q: [T, Hq, kv_rank + rope_dim]: absorbed queries, then their rotated parts.
-        pages: [num_pages, 1, page_size, kv_rank + rope_dim].
+        pages: [num_pages, 1, page_size, W]; an entry begins with kv_rank + rope_dim numbers of the latent and the key.
         page_table: int32 [N, max_pages], one row per batch row.
         query_start_loc: int32 [N + 1].
         seq_lens: int32 [N], context length with this step's tokens.
@@ -78,7 +79,7 @@ def latent_attention(
     Returns:
         [T, Hq, kv_rank], weighted means of latents.
     """
-    if q.ndim != 3 or pages.ndim != 4 or pages.shape[1] != 1 or q.shape[2] != pages.shape[3]:
+    if q.ndim != 3 or pages.ndim != 4 or pages.shape[1] != 1 or q.shape[2] > pages.shape[3]:
         raise ValueError(f"q {tuple(q.shape)} does not fit pages {tuple(pages.shape)}")
     if not 0 < kv_rank < q.shape[2]:
         raise ValueError(f"a latent of {kv_rank} does not fit keys of {q.shape[2]}")
@@ -109,13 +110,13 @@ def latent_attention_cpu(q: Tensor, pages: Tensor, plan: CpuAttentionPlan, kv_ra
     for group in plan.decode_groups(None):
         rows = q if group.tokens is None else q.index_select(0, group.tokens)
         mask = None if group.mask is None else group.mask[:, 0]
-        result = _absorbed(rows, gather_group(pages, group)[:, 0], mask, kv_rank, scale)
+        result = _absorbed(rows, gather_group(pages, group)[:, 0, :, : q.shape[2]], mask, kv_rank, scale)
         if group.tokens is None:
             out = result
         else:
             out.index_copy_(0, group.tokens, result)
     for row in plan.prefills:
-        context = gather_row(pages, row.pages, 0, row.seq_len)[0]
+        context = gather_row(pages, row.pages, 0, row.seq_len)[0, ..., : q.shape[2]]
         count = max(1, SCORES // (num_heads * row.seq_len))
         for i in range(0, row.query_len, count):
             num = min(count, row.query_len - i)
@@ -126,6 +127,45 @@ def latent_attention_cpu(q: Tensor, pages: Tensor, plan: CpuAttentionPlan, kv_ra
             queries = q[tokens].reshape(1, num * num_heads, -1)
             repeated = mask.expand(num, num_heads, end).reshape(1, num * num_heads, end)
             out[tokens] = _absorbed(queries, context[:, :end], repeated, kv_rank, scale).view(num, num_heads, -1)
+    return out
+
+
+def chosen_latent_attention(q: Tensor, pages: Tensor, choice: Choice, *, kv_rank: int, scale: float) -> Tensor:
+    """Attend the absorbed way, from each token to the positions that were chosen for it.
+
+    Args:
+        q: [T, Hq, kv_rank + rope_dim]: absorbed queries, then their rotated parts.
+        pages: as in `latent_attention`.
+        choice: of these tokens, none of which chose nothing.
+        kv_rank: numbers of a latent, which are both key and value.
+        scale: multiplies the dot products.
+
+    Returns:
+        [T, Hq, kv_rank], weighted means of latents.
+    """
+    (num_tokens, num_heads, dim), top_k = q.shape, choice.slots.shape[1]
+    entries = pages.view(-1, pages.shape[3])
+    if q.is_cuda:  # each token is a row of its own, and each of its positions a page
+        starts = torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device)
+        return latent_attention(
+            q,
+            entries[:, None, None],
+            choice.slots,
+            starts,
+            choice.counts,
+            kv_rank=kv_rank,
+            scale=scale,
+            max_query_len=1,
+            max_seq_len=top_k,
+        )
+    out = torch.empty((num_tokens, num_heads, kv_rank), dtype=q.dtype)
+    count = max(1, SCORES // (top_k * max(num_heads, dim)))
+    for first in range(0, num_tokens, count):
+        tokens = slice(first, first + count)
+        context = entries[choice.slots[tokens].long(), :dim]
+        hidden = torch.arange(top_k) >= choice.counts[tokens, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None]
+        out[tokens] = _absorbed(q[tokens], context, mask, kv_rank, scale)
     return out
 
 
@@ -214,7 +254,7 @@ def latent_attention_reference(
     for b, seq_len in enumerate(seq_lens.tolist()):
         query_len = starts[b + 1] - starts[b]
         its = page_table[b, : math.ceil(seq_len / page_size)].long()
-        context = pages[its, 0].flatten(0, 1)[:seq_len].double()
+        context = pages[its, 0].flatten(0, 1)[:seq_len, : q.shape[2]].double()
         for i in range(query_len):
             seen = context[: seq_len - query_len + i + 1]
             token = starts[b] + i

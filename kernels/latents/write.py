@@ -26,11 +26,11 @@ def latent_write(
         cos_sin: [max_pos or T, rope_dim] fp32, cosines in the first half of a row, sines in the second.
         weight: [kv_rank], of the norm.
         eps: of the norm.
-        pages: [num_pages, 1, page_size, kv_rank + rope_dim], written.
+        pages: [num_pages, 1, page_size, W]; the first kv_rank + rope_dim numbers of an entry are written.
         slot_mapping: [T] int32 or int64; a negative slot writes nothing.
     """
     rope_dim = cos_sin.shape[1]
-    if kv.ndim != 2 or pages.shape[1] != 1 or pages.shape[3] != kv.shape[1]:
+    if kv.ndim != 2 or pages.shape[1] != 1 or pages.shape[3] < kv.shape[1]:
         raise ValueError(f"kv {tuple(kv.shape)} does not fit pages {tuple(pages.shape)}")
     if weight.shape[0] + rope_dim != kv.shape[1] or q.ndim != 3 or q.shape[2] < rope_dim or rope_dim % 2:
         raise ValueError(f"kv {tuple(kv.shape)}, q {tuple(q.shape)} do not fit {weight.shape[0]} and {rope_dim}")
@@ -66,7 +66,7 @@ def latent_write_cpu(
     q[..., -rope_dim:] = rotate(q[..., -rope_dim:], rows)
     key = rotate(kv[:, None, kv_rank:], rows)[:, 0]
     entries = torch.cat((norm_cpu(kv[:, :kv_rank], NormWeights(weight, eps)), key), dim=1)
-    pages.view(-1, kv.shape[1]).index_copy_(0, cells, entries if kept is None else entries[kept])
+    pages.view(-1, pages.shape[3])[:, : kv.shape[1]].index_copy_(0, cells, entries if kept is None else entries[kept])
 
 
 def latent_write_reference(
@@ -94,4 +94,4 @@ def latent_write_reference(
         if slot >= 0:
             entry = pages[slot // page_size, 0, slot % page_size]
             entry[:kv_rank] = norm_reference(kv[t, :kv_rank], NormWeights(weight, eps))
-            entry[kv_rank:] = turned(kv[t, kv_rank:])
+            entry[kv_rank : kv.shape[1]] = turned(kv[t, kv_rank:])

@@ -267,4 +267,27 @@ int penstock_latent_attention(const LatentAttention* layer, void* pages, int kv_
   return answer([&] { team->run(kLargeWork, [&] { kv_is_bf16 ? attend_as(bf16()) : attend_as(float()); }); });
 }
 
+// An indexer alone, for tests. k: [num_tokens, head_dim]; q: [num_tokens, heads * head_dim]; weights: [num_tokens,
+// heads]; cos_sin, slots: as above. places: [num_tokens, top_k], written for tokens that see more. All but `rows` and
+// `places` are overwritten.
+int penstock_choose(const Indexer* its, int page_size, void* pages, int kv_is_bf16, const AttentionRows* rows, float* k,
+                    float* q, const float* weights, const float* cos_sin, const int64_t* slots, int32_t* places) {
+  const int num_tokens = rows->query_start_loc[rows->num_rows], q_stride = its->num_heads * its->head_dim;
+  auto choose_as = [&](auto type) {
+    auto* typed = static_cast<decltype(type)*>(pages);
+    team->each(num_tokens, 1, [&](int t) {
+      keep_index_key(*its, k + size_t(t) * its->head_dim, q + size_t(t) * q_stride,
+                     cos_sin + size_t(t) * its->rope_dim, slots[t], typed);
+    });
+    choose(*team, *its, page_size, typed, *rows, q, q_stride, weights, its->num_heads);
+  };
+  return answer([&] {
+    team->run(kLargeWork, [&] { kv_is_bf16 ? choose_as(bf16()) : choose_as(float()); });
+    for (int row = 0; row < rows->num_rows; row++)
+      for (int t = rows->query_start_loc[row]; t < rows->query_start_loc[row + 1]; t++)
+        if (rows->seq_lens[row] - (rows->query_start_loc[row + 1] - t) + 1 > its->top_k)
+          std::copy_n(choice.of(t) + 1, its->top_k, places + size_t(t) * its->top_k);
+  });
+}
+
 }  // extern "C"

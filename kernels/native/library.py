@@ -150,6 +150,7 @@ class Library:
             "route",
             "experts",
             "latent_attention",
+            "choose",
         ):
             getattr(self.functions, f"penstock_{name}").restype = self._checked
         self.functions.penstock_panel_bytes.restype = ctypes.c_size_t

@@ -123,7 +123,7 @@ struct Pass {
   AttentionRows rows_of(const LayerPages& layer) const {
     const GroupPages& group = batch.groups[layer.group];
     return {batch.num_rows, group.page_table_stride, batch.query_start_loc, batch.seq_lens, group.page_table,
-            batch.table_rows, batch.paths, batch.path_stride, batch.last_seen};
+            batch.table_rows, batch.paths, batch.path_stride, nullptr, batch.last_seen};
   }
 
   // The number of pairs of a query and a key that it may see.

@@ -214,12 +214,23 @@ def _width(layer: Layer) -> int:
 def _attention(decoder: Decoder) -> tuple[tuple[float, float, int | None], ...]:
     """(numbers kept per position, multiplications per position, window), summed over layers with the same window."""
     found: dict[int | None, tuple[float, float]] = {}
+
+    def add(kept: float, multiplications: float, window: int | None) -> None:
+        before = found.get(window, (0.0, 0.0))
+        found[window] = before[0] + kept, before[1] + multiplications
+
     for _, mixer in decoder.attentions:
         shape = mixer.kv
-        each = 2 * mixer.head_dim if isinstance(mixer, Attention) else 2 * mixer.kv_rank + mixer.rope_dim
-        kept, multiplications = found.get(shape.window, (0.0, 0.0))
-        numbers = shape.num_heads * (shape.key_dim + shape.value_dim)
-        found[shape.window] = kept + numbers, multiplications + mixer.num_heads * each
+        if isinstance(mixer, Attention):
+            numbers = shape.num_heads * (shape.key_dim + shape.value_dim)
+            add(numbers, mixer.num_heads * 2 * mixer.head_dim, shape.window)
+            continue
+        its = mixer.indexer
+        # As many positions as an indexer chooses cost what the last ones would.
+        window = None if its is None else its.top_k
+        add(mixer.key_dim, mixer.num_heads * (2 * mixer.kv_rank + mixer.rope_dim), window)
+        if (own := mixer.own_indexer) is not None:
+            add(own.head_dim, own.num_heads * own.head_dim, None)
     return tuple((*numbers, window) for window, numbers in found.items())
 
 

@@ -79,6 +79,21 @@ class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     shift: int = 0
 
 
+class Indexer(msgspec.Struct, frozen=True, kw_only=True):
+    """Chooses the positions that a token attends to (DeepSeek-V3.2, "DeepSeek Sparse Attention", 2025).
+
+    A position keeps an index key beside its latent. A token's small index heads score it, and each token attends to the
+    `top_k` positions with the highest sums of weighted scores that are not negative: all of them, if it sees no more.
+    """
+
+    num_heads: int
+    head_dim: int  # of index queries, and of the one key for all heads; the first `rope_dim` numbers are rotated
+    top_k: int  # positions
+    norm: Norm  # of index keys
+    is_interleaved: bool = False  # neighbours rotate together, as weights are stored; else halves
+    is_shared: bool = False  # this layer attends to what the last layer before it that is not shared has chosen
+
+
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Multi-head latent attention (DeepSeek-V2, 2024): a position keeps a latent, and a rotated key for all heads."""
 
@@ -92,23 +107,40 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeConfig
     norm: Norm  # of both latents
     has_bias: bool = False  # of the projections to the latents, and of o
+    indexer: Indexer | None = None  # None: a token attends to all positions before it
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers of a position that are multiplied with queries."""
+        return self.kv_rank + self.rope_dim
 
     @property
     def kv(self) -> KVShape:
-        """What attention keeps of a position: the normed latent, then the rotated key."""
-        return KVShape(1, self.kv_rank + self.rope_dim, 0, None)
+        """What attention keeps of a position: the normed latent, the rotated key, and the index key, if there is one.
+
+        A layer that shares a choice leaves its index keys empty, because all layers of a page keep the same shape.
+        """
+        return KVShape(1, self.key_dim + (0 if self.indexer is None else self.indexer.head_dim), 0, None)
+
+    @property
+    def own_indexer(self) -> Indexer | None:
+        """The indexer, if this layer chooses itself."""
+        return None if self.indexer is None or self.indexer.is_shared else self.indexer
 
     @property
     def width(self) -> int:
         """As `Attention.width`."""
         queries = self.q_rank or self.num_heads * (self.nope_dim + self.rope_dim)
-        return queries + self.kv_rank + self.rope_dim + self.num_heads * self.v_dim
+        of_index = 0 if (its := self.own_indexer) is None else its.head_dim + its.num_heads
+        return queries + self.key_dim + self.num_heads * self.v_dim + of_index
 
     @property
     def num_latent_weights(self) -> int:
         """Weights between latents and heads."""
         queries = (self.q_rank or 0) * (self.nope_dim + self.rope_dim)
-        return self.num_heads * (queries + self.kv_rank * (self.nope_dim + self.v_dim))
+        its = self.own_indexer
+        of_index = 0 if its is None else (self.q_rank or 0) * its.num_heads * its.head_dim
+        return self.num_heads * (queries + self.kv_rank * (self.nope_dim + self.v_dim)) + of_index
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,10 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     kv_b: str = "self_attn.kv_b_proj"
     k_b: str = ""  # kv_b's parts, if stored apart: for each head to the key, transposed, and to the value
     v_b: str = ""
+    index_q: str = "self_attn.indexer.wq_b"  # this and the next ones: of an indexer
+    index_k: str = "self_attn.indexer.wk"
+    index_k_norm: str = "self_attn.indexer.k_norm"
+    index_weights: str = "self_attn.indexer.weights_proj"
     recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # this and the next ones: of mixers with a state
     recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a
     recurrent_conv: str = "mamba.conv1d"

@@ -1,13 +1,16 @@
-"""Decoders with latent attention: DeepSeek V2 and V3 (and R1, Kimi-K2, Moonlight), GLM-4.7-Flash, Youtu."""
+"""Decoders with latent attention: DeepSeek V2 to V3.2 (and R1, Kimi-K2, Moonlight), GLM-4.7-Flash, GLM-5, Youtu."""
 
 import math
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.models.description.decoder import (
     Activation,
     Decoder,
     DenseMLP,
     Experts,
+    Indexer,
     LatentAttention,
     Layer,
     Norm,
@@ -37,6 +40,8 @@ class _Variant(NamedTuple):
     scale: float = 2.5
     is_tied: bool = False
     is_softmax: bool = False  # the router of V2
+    index_heads: int = 0  # of an indexer; 0: there is none
+    index_is_interleaved: bool = False
 
 
 _VARIANTS = {
@@ -45,6 +50,11 @@ _VARIANTS = {
         is_softmax=True,
     ),
     "DeepseekV3ForCausalLM": _Variant(),
+    "DeepseekV32ForCausalLM": _Variant(max_len=163840, index_heads=64),
+    "GlmMoeDsaForCausalLM": _Variant(
+        q_rank=2048, nope_dim=192, v_dim=256, max_len=202752, eps=1e-5, groups=(1, 1), index_heads=32,
+        index_is_interleaved=True,
+    ),
     "Glm4MoeLiteForCausalLM": _Variant(
         q_rank=768, nope_dim=192, v_dim=256, max_len=202752, eps=1e-5, num_dense=1, num_experts=64, top_k=4,
         expert_size=1536, groups=(1, 1), scale=1.8,
@@ -76,15 +86,54 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         norm=Norm(eps=1e-6),
         has_bias=fields.flag("attention_bias"),
     )
+    mixers = [replace(mixer, indexer=its) for its in _indexers(fields, variant, num_layers, mixer)]
     norm = Norm(eps=fields.number("rms_norm_eps", variant.eps))
     act = decoders.activation(fields)
     has_bias = variant.is_softmax and fields.flag("mlp_bias")
     dense = DenseMLP(size=fields.whole("intermediate_size"), activation=act, has_bias=has_bias)
     is_dense = _dense_layers(fields, variant, num_layers)
     experts = dense if all(is_dense) else _experts(fields, variant, act, has_bias)
-    layers = [Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=dense if its else experts) for its in is_dense]
+    layers = [
+        Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=dense if its else experts)
+        for mixer, its in zip(mixers, is_dense, strict=True)
+    ]
     names = Names(unused_layers=fields.whole("num_nextn_predict_layers", 1, least=0, most=decoders.MAX_LAYERS))
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, names, is_tied=variant.is_tied)
+
+
+def _indexers(
+    fields: JsonFields, variant: _Variant, num_layers: int, mixer: LatentAttention
+) -> list[Indexer] | list[None]:
+    """The indexer of each layer."""
+    if not variant.index_heads:
+        return [None] * num_layers
+    if mixer.q_rank is None:
+        raise NotDescribed("config.json: an indexer needs queries with a latent, so q_lora_rank must not be null")
+    its = Indexer(
+        num_heads=fields.whole("index_n_heads", variant.index_heads),
+        head_dim=fields.whole("index_head_dim", 128, least=mixer.rope_dim),
+        top_k=fields.whole("index_topk", 2048),
+        norm=Norm(kind="layer", eps=1e-6, has_bias=True),
+        is_interleaved=variant.index_is_interleaved,
+    )
+    return [replace(its, is_shared=is_shared) for is_shared in _shared_choices(fields, num_layers)]
+
+
+def _shared_choices(fields: JsonFields, num_layers: int) -> list[bool]:
+    """Whether each layer uses the choice of one before it ("IndexCache", arXiv 2603.12201, 2026)."""
+    pattern = fields.text("index_topk_pattern") if isinstance(fields.raw("index_topk_pattern"), str) else None
+    kinds = fields.texts("indexer_types") or fields.texts("index_topk_pattern") if pattern is None else list(pattern)
+    if kinds is None:
+        every = max(1, fields.whole("index_topk_freq", 1, least=0))
+        offset = fields.whole("index_skip_topk_offset", 2, least=0)
+        return [max(0, layer - offset + 1) % every != 0 for layer in range(num_layers)]
+    names = {"F": "full", "S": "shared"}
+    kinds = [names.get(kind, kind) for kind in kinds]
+    if len(kinds) != num_layers or not {*kinds} <= {"full", "shared"} or kinds[0] != "full":
+        raise NotDescribed(
+            f"config.json: indexer_types must say full or shared for each of {num_layers} layers, and begin with full"
+        )
+    return [kind == "shared" for kind in kinds]
 
 
 def _mscale(fields: JsonFields, factor: float) -> float:

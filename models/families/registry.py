@@ -26,6 +26,7 @@ from penstock.models.families.gpt_neox import GPT_NEOX
 from penstock.models.families.gpt_oss import GPT_OSS
 from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
+from penstock.models.families.jina import JINA_V3
 from penstock.models.families.lfm2 import LFM2
 from penstock.models.families.llama4 import LLAMA4
 from penstock.models.families.mamba2 import MAMBA2
@@ -52,7 +53,7 @@ from penstock.models.formats.registry import quantization_of
 from penstock.models.parsing.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
 from penstock.models.parsing.by_transformers import architectures as transformers_architectures
 from penstock.models.parsing.family import Family, NotDescribed, Shape
-from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.json_fields import JsonFields, shown
 from penstock.models.parsing.nearest import nearest, why_not
 from penstock.models.parsing.text_part import text_part
 from penstock.models.parsing.vision.towers import parse_vision
@@ -107,7 +108,7 @@ for _family in (
     register(_family)
 ARCHITECTURES = tuple(_FAMILIES)
 """The supported architectures that generate text."""
-for _pooled in (BERT, DENSE_POOLED, MODERN_BERT, NOMIC_BERT, ROBERTA):
+for _pooled in (BERT, DENSE_POOLED, JINA_V3, MODERN_BERT, NOMIC_BERT, ROBERTA):
     register(_pooled)
 POOLED_ARCHITECTURES = tuple(name for name in _FAMILIES if name not in ARCHITECTURES)
 """Those that turn texts into vectors or classes only."""
@@ -130,8 +131,9 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     # Checkpoints older than transformers' support of their architecture still bring their own code; it is ignored.
     if fields.raw("auto_map") and not (named and (named[0] in known or named[0] in transformers_architectures())):
         raise ConfigError(
-            "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
-            "release of the same model may have the architecture under a name that transformers knows"
+            f"this checkpoint brings its own Python code for {shown(named[0]) if named else 'its model'} (config.json: "
+            "auto_map), and remote code is never run; a later release of the model may have the architecture under a "
+            "name that transformers knows"
         )
     part = text_part(named[0], fields) if named else None
     of_text = fields if part is None else part[1]
@@ -143,6 +145,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         if isinstance(config, Decoder):
             config = replace(config, vision=parse_vision(named[0], fields, config))
         return replace(config, text_part_of=named[0], **stored)
+    lacks = ""
     if named and named[0] in known and impl != "transformers":
         try:
             config = known[named[0]].parse(named[0], fields)
@@ -152,13 +155,14 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
                 raise
             if impl == "own":
                 raise ConfigError(f"{error}; without --model-impl own, transformers' code may compute it") from None
+            lacks = f"{error}; "
     if named and impl != "own" and named[0] in transformers_architectures():
         if (quantization := stored["quantization"]) is not None:
             raise unsupported(f"{quantization.name}, in {named[0]}, which transformers' code computes", "floats there")
         try:
             return BY_TRANSFORMERS.parse(named[0], fields)
         except UnsupportedError as error:
-            raise ConfigError(f"{error}{nearest(named[0], fields, ARCHITECTURES, _serves)}") from None
+            raise ConfigError(f"{lacks}{error}{nearest(named[0], fields, ARCHITECTURES, _serves)}") from None
     raise ConfigError(why_not(named, fields, ARCHITECTURES, impl, _serves))
 
 

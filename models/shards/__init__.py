@@ -25,8 +25,8 @@ mixer and MLP are parallel has one sum. Logits of the rank's part of the vocabul
 Column-parallel    qkv, q_b of latents, gate_up, experts' gate_up, kv_b, the head; sinks and norms of heads
 Row-parallel       o, down, experts' down: their biases are the first rank's
 By the vocabulary  embedding, head and its bias, the table of layer inputs
-On every rank      other norms, routers, projections to latents, positions, layer inputs; KV heads, where there are
-                   fewer than ranks; latents
+On every rank      other norms, routers, projections to latents, indexers, positions, layer inputs; KV heads, where
+                   there are fewer than ranks; latents
 
 A `Source` with `cuts` has, for each stored tensor, ranges of its items (experts or heads in one tensor), outputs and
 inputs; `order` refers to what is read. cuts.py makes them from a whole `Source`, whatever its layout.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from penstock.config.options import ConfigError
-from penstock.models.description.decoder import Attention, Decoder, Experts
+from penstock.models.description.decoder import Attention, Decoder, Experts, LatentAttention
 from penstock.models.product_bytes import FLOAT_BYTES, product_bytes
 
 Range = tuple[int, int]
@@ -44,8 +44,8 @@ def stage_ranges(decoder: Decoder, num_stages: int, given: str = "") -> tuple[Ra
         return _as_given(given, num_stages, num_layers, borders)
     if num_stages > len(borders) + 1:
         raise ConfigError(
-            f"--pipeline-parallel-size {num_stages}: layers that share keys and values must be in one stage, which "
-            f"leaves at most {len(borders) + 1} stages"
+            f"--pipeline-parallel-size {num_stages}: layers that share keys, values or choices must be in one stage, "
+            f"which leaves at most {len(borders) + 1} stages"
         )
     return _balanced(stage_costs(decoder), num_stages, borders)
 
@@ -96,11 +96,16 @@ def _dense_weights(decoder: Decoder, number: int) -> float:
 
 
 def _borders(decoder: Decoder) -> list[int]:
-    """Return the layers that a stage may begin with: no later layer reads the KV of an earlier one."""
-    mixers = [layer.mixer for layer in decoder.layers]
-    shared = [mixer.shares_kv_of if isinstance(mixer, Attention) else None for mixer in mixers]
-    first_read = [number if other is None else other for number, other in enumerate(shared)]
-    return [i for i in range(1, len(mixers)) if min(first_read[i:]) >= i]
+    """Return the layers that a stage may begin with: no later layer needs what an earlier one has kept or chosen."""
+    first_read, chosen_by = list[int](), 0
+    for number, layer in enumerate(decoder.layers):
+        mixer, needed = layer.mixer, number
+        if isinstance(mixer, Attention) and mixer.shares_kv_of is not None:
+            needed = mixer.shares_kv_of
+        if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+            chosen_by = needed = chosen_by if mixer.indexer.is_shared else number
+        first_read.append(needed)
+    return [i for i in range(1, len(first_read)) if min(first_read[i:]) >= i]
 
 
 def _as_given(given: str, num_stages: int, num_layers: int, borders: Sequence[int]) -> tuple[Range, ...]:
@@ -114,8 +119,8 @@ def _as_given(given: str, num_stages: int, num_layers: int, borders: Sequence[in
     for end in ends[:-1]:
         if end not in borders:
             raise ConfigError(
-                f"pipeline_layers {given}: layer {end} or one after it reads keys and values of an earlier one, so "
-                "they must be in one stage"
+                f"pipeline_layers {given}: layer {end} or one after it reads keys, values or choices of an earlier "
+                "one, so they must be in one stage"
             )
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 

@@ -53,6 +53,13 @@ class AttentionSources(NamedTuple):
     sinks: Source | None
 
 
+class IndexerSources(NamedTuple):
+    q: LinearSource  # from the queries' latent
+    k: LinearSource
+    k_norm: NormSource
+    weights: LinearSource  # of the heads
+
+
 class LatentSources(NamedTuple):
     q_a: LinearSource | None  # to the queries' latent; None: `q` multiplies hidden states
     q_a_norm: NormSource | None
@@ -61,6 +68,7 @@ class LatentSources(NamedTuple):
     kv_a_norm: NormSource
     kv_b: tuple[Source, ...]  # from the latent to each head's key, then its value; or two sources: see `Names.k_b`
     o: LinearSource
+    indexer: IndexerSources | None  # None: there is none, or it is another layer's
 
 
 class MLPSources(NamedTuple):
@@ -336,6 +344,28 @@ def _latent_attention(mixer: LatentAttention, hidden: int, names: Names, prefix:
         if names.k_b
         else (vector(prefix + names.kv_b, heads * (nope + mixer.v_dim), mixer.kv_rank),),
         o=linear((prefix + names.o,), (hidden,), heads * mixer.v_dim, has_bias),
+        indexer=_indexer(mixer, hidden, names, prefix),
+    )
+
+
+def _indexer(mixer: LatentAttention, hidden: int, names: Names, prefix: str) -> IndexerSources | None:
+    its = mixer.own_indexer
+    if its is None or mixer.q_rank is None:
+        return None
+    rope = mixer.rope if its.is_interleaved else None
+    k_norm = norm_of(its.norm, prefix + names.index_k_norm, its.head_dim, rope_order(1, its.head_dim, rope))
+    assert k_norm is not None
+    return IndexerSources(
+        q=linear(
+            (prefix + names.index_q,),
+            (its.num_heads * its.head_dim,),
+            mixer.q_rank,
+            False,
+            order=rope_order(its.num_heads, its.head_dim, rope),
+        ),
+        k=linear((prefix + names.index_k,), (its.head_dim,), hidden, False, order=rope_order(1, its.head_dim, rope)),
+        k_norm=k_norm,
+        weights=linear((prefix + names.index_weights,), (its.num_heads,), hidden, False),
     )
 
 

@@ -1,5 +1,6 @@
 """Rows that return a vector instead of a token: it is pooled from the final hidden states of their positions."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ from penstock.gpu_worker.models.model import Classifies, Model
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.row_part import RowPart, Sent
-from penstock.ipc.messages import Pooling, StepPlan, StepResult
+from penstock.ipc.messages import Pooling, PoolingKind, StepPlan, StepResult
 from penstock.models.described import own_names_of
 from penstock.models.embeddings import DenseActivation, dense_modules
 from penstock.models.files.source import Checkpoint, LoadError
@@ -104,22 +105,29 @@ class Pooler(RowPart):
             pooling = self.rows.get(row)
             if pooling is None:
                 continue
-            state = self._so_far(row, pooling, hidden[end - count : end])
+            start = int(batch.start[i])
+            state = self._so_far(row, pooling, hidden[end - count : end], start)
             if i in samples:
-                is_mean = pooling.kind == "mean"
-                found.append((pooling, state / (int(batch.start[i]) + count) if is_mean else state))
+                found.append((pooling, _whole(pooling.kind, state, start + count)))
         self._vectors += self._finished(found)
 
-    def _so_far(self, row: int, pooling: Pooling, chunk: Tensor) -> Tensor:
-        """What is pooled of a row with its next chunk, [n, H]: a state [H], or for means the sum, fp64[H]."""
+    def _so_far(self, row: int, pooling: Pooling, chunk: Tensor, start: int) -> Tensor:
+        """What is pooled of a row with its next chunk, [n, H], from this position on.
+
+        That is a state [H], or for means the sum, fp64[H].
+        """
         before = self._pooled.get(row)
         match pooling.kind:
             case "last":
                 return chunk[-1]
             case "cls":
                 state = chunk[0].clone() if before is None else before
-            case "mean":
+            case "mean" | "mean_sqrt_len":
                 state = chunk.sum(0, dtype=torch.float64)
+                state = state if before is None else state + before
+            case "weighted_mean":
+                weights = torch.arange(start + 1, start + 1 + len(chunk), device=chunk.device, dtype=torch.float64)
+                state = (chunk.double() * weights[:, None]).sum(0)
                 state = state if before is None else state + before
             case "max":
                 state = chunk.amax(0)
@@ -145,7 +153,7 @@ class Pooler(RowPart):
                     assert self._classify is not None, "frontends know which models have classes"
                     vectors = list(self._classify(some).float())
                 case "tokens":
-                    dtype = found[0][1].dtype if found[0][0].kind != "mean" else torch.float32
+                    dtype = found[0][1].dtype if found[0][0].kind in ("last", "cls", "max") else torch.float32
                     logits = self._model.logits(some.to(dtype)).float()
                     vectors = [logits[n, list(found[i][0].token_ids)] for n, i in enumerate(its)]
             made.update(zip(its, vectors, strict=True))
@@ -160,6 +168,19 @@ class Pooler(RowPart):
         return Sent(
             partial(_with_vectors, sizes.tobytes()), torch.cat([vector.view(torch.int32) for vector in vectors])
         )
+
+
+def _whole(kind: PoolingKind, state: Tensor, num_tokens: int) -> Tensor:
+    """What is pooled of a whole text, from what `_so_far` says at its end."""
+    match kind:
+        case "mean":
+            return state / num_tokens
+        case "mean_sqrt_len":
+            return state / math.sqrt(num_tokens)
+        case "weighted_mean":  # the first token counts once, the second one twice, and so on
+            return state / (num_tokens * (num_tokens + 1) / 2)
+        case _:
+            return state
 
 
 def _with_vectors(sizes: bytes, result: StepResult, vectors: bytes) -> StepResult:

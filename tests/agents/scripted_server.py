@@ -35,7 +35,7 @@ def scripted_server(
 @contextlib.contextmanager
 def demo_server() -> Iterator[str]:
     """The base URL of a server with the demo model."""
-    with _serving("penstock.cli", "serve", ROOT / "demo" / "model") as url:
+    with _serving("penstock.cli", "serve", ROOT / "demo" / "model", "--served-model-name", "penstock-demo") as url:
         yield url
 
 

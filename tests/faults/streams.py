@@ -31,7 +31,7 @@ class Told(NamedTuple):
 
 
 def bodies(num: int, num_tokens: int = NUM_TOKENS) -> list[dict[str, Any]]:
-    """Greedy, seeded (half of these with samplers), constrained, with stop strings that come late: a quarter each."""
+    """Greedy, seeded with samplers, constrained, with stop strings that come late: a quarter each."""
     found: list[dict[str, Any]] = []
     for i in range(num):
         body: dict[str, Any] = {"model": "m", "prompt": [3 + i % 90, 6, 7, 8 + i], "max_tokens": num_tokens}
@@ -43,6 +43,8 @@ def bodies(num: int, num_tokens: int = NUM_TOKENS) -> list[dict[str, Any]]:
                 body |= {"temperature": 1, "seed": i, "top_p": 0.9, "ignore_eos": True}
                 if i % 8 == 1:
                     body |= {"dry_multiplier": 0.8, "dry_allowed_length": 1, "xtc_probability": 0.5, "typical_p": 0.9}
+                else:
+                    body |= {"mirostat": 1 + i // 8 % 2, "mirostat_tau": 4, "mirostat_eta": 0.8}
             case 2:
                 body |= {"temperature": 1, "seed": i, "structured_outputs": {"json": SCHEMA}, "max_tokens": 200}
             case _:

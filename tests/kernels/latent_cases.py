@@ -1,9 +1,12 @@
 """Random problems of latent attention, shared by the CPU's and the interpreter's tests."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from penstock.kernels.latents.choice import Choice
 
 
 class LatentInputs(NamedTuple):
@@ -28,6 +31,64 @@ class ExpandedInputs(NamedTuple):
 
 Lens = tuple[tuple[int, int], ...]
 """(query length, context length with the query) per row."""
+
+
+class IndexInputs(NamedTuple):
+    """As `choose` takes them, in its order."""
+
+    q: Tensor
+    weights: Tensor
+    pages: Tensor
+    page_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+
+
+def index_inputs(
+    lens: Lens, num_heads: int, dim: int, before: int, page_size: int, dtype: torch.dtype, device: str = "cpu"
+) -> IndexInputs:
+    """Index keys behind `before` other numbers of each entry, in the pages of `latent_inputs`."""
+    of_latents = latent_inputs(lens, 1, before, dim, page_size, dtype, device, torch.nan)
+    num_tokens = of_latents.q.shape[0]
+    return IndexInputs(
+        torch.randn(num_tokens, num_heads, dim).to(dtype).to(device),
+        torch.randn(num_tokens, num_heads).to(device),
+        *of_latents[1:],
+    )
+
+
+def positions_of(choice: Choice, inputs: IndexInputs) -> list[set[int]]:
+    """The chosen positions of each token."""
+    page_size, found = inputs.pages.shape[2], list[set[int]]()
+    for row, (first, last) in enumerate(pairwise(inputs.query_start_loc.tolist())):
+        count = -(-int(inputs.seq_lens[row]) // page_size)
+        pages = {page: i for i, page in enumerate(inputs.page_table[row, :count].tolist())}
+        for token in range(first, last):
+            slots = choice.slots[token, : int(choice.counts[token])].tolist()
+            assert len(set(slots)) == len(slots)
+            found.append({pages[slot // page_size] * page_size + slot % page_size for slot in slots})
+    return found
+
+
+def chosen_inputs(
+    num_tokens: int, top_k: int, num_heads: int, kv_rank: int, rope_dim: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Choice]:
+    """Queries, pages of one position, and 1 to `top_k` positions for each token."""
+    slots = torch.randperm(num_tokens * top_k, device=device, dtype=torch.int32).view(num_tokens, top_k)
+    counts = 1 + torch.arange(num_tokens, device=device, dtype=torch.int32) % top_k
+    pages = torch.randn(num_tokens * top_k, 1, 1, kv_rank + rope_dim + 12, device=device)
+    q = torch.randn(num_tokens, num_heads, kv_rank + rope_dim, device=device)
+    return q.to(dtype), pages.to(dtype), Choice(slots, counts)
+
+
+def chosen_reference(q: Tensor, pages: Tensor, choice: Choice, kv_rank: int, scale: float) -> Tensor:
+    """Token by token in float64, rounded once."""
+    out = torch.empty((*q.shape[:2], kv_rank), dtype=q.dtype, device=q.device)
+    for token, count in enumerate(choice.counts.tolist()):
+        context = pages.flatten(0, 2)[choice.slots[token, :count].long(), : q.shape[2]].double()
+        weights = (q[token].double() @ context.T * scale).softmax(-1)
+        out[token] = (weights @ context[:, :kv_rank]).to(q.dtype)
+    return out
 
 
 def latent_inputs(

@@ -37,6 +37,7 @@ from penstock.kernels.triton.experts.logits import router_logits_triton
 from penstock.kernels.triton.experts.routing import route_triton
 from penstock.kernels.triton.latents import attention as latent_attention
 from penstock.kernels.triton.latents import expanded as latent_expanded
+from penstock.kernels.triton.latents.choice import choose_triton, keep_index_keys_triton
 from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
@@ -220,6 +221,11 @@ def launch_latent(num_heads: int, nope_dim: int, v_dim: int) -> None:
             kv_rank=512, scale=0.1, max_query_len=query_len, max_seq_len=8192,
         )  # fmt: skip
     tokens = meta(4096, dtype=torch.int64)
+    for count in (1, 4096):  # of chosen positions
+        latent_attention.latent_attention_triton(
+            meta(count, num_heads, 576), meta(65536, 1, 1, 704), ints(count, 2048), ints(count + 1), ints(count),
+            kv_rank=512, scale=0.1, max_query_len=1, max_seq_len=2048,
+        )  # fmt: skip
     q = meta(4096, num_heads, nope_dim + 64)
     latent_expanded.expanded_attention_triton(
         q[:, :8], meta(9000, 8, nope_dim + v_dim), meta(9000, 576)[:, 512:], ints(5), ints(5),
@@ -230,6 +236,19 @@ def launch_latent(num_heads: int, nope_dim: int, v_dim: int) -> None:
         latent_write_triton(
             meta(count, 576), q[:count], tokens[:count], cos_sin, meta(512), 1e-6, pages, tokens[:count]
         )
+
+
+def launch_indexer() -> None:
+    """Of DeepSeek-V3.2 and GLM-5."""
+    pages = meta(4, 1, 4096, 1, 16, 704)[0, 0]
+    for num_heads in (64, 32):
+        for batch, query_len in ((1, 1), (256, 1), (4, 8)):
+            tokens = batch * query_len
+            choose_triton(
+                meta(tokens, num_heads, 128), meta(tokens, num_heads, dtype=torch.float32), pages, ints(batch, 512),
+                ints(batch + 1), ints(batch), top_k=2048, max_seq_len=8192,
+            )  # fmt: skip
+    keep_index_keys_triton(meta(4096, 65, 128)[:, -1], pages, meta(4096, dtype=torch.int64))
 
 
 def launch_shapeless() -> None:
@@ -297,6 +316,7 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Job, Launch], dict[i
             for name, sizes in LATENT.items():
                 if capability == 90 or name == "DeepSeek-V2-Lite":
                     launch_latent(*sizes)
+            launch_indexer()
             launch_shapeless()
             launch_quantized()
             launch_scans()

@@ -5,15 +5,28 @@ import torch
 
 from penstock.kernels.attention import paged_attention_cpu
 from penstock.kernels.latents import attention as kernels
+from penstock.kernels.latents import choice as choices
 from penstock.kernels.latents.attention import (
+    chosen_latent_attention,
     expanded_attention,
     expanded_attention_reference,
     expanding_pays,
     latent_attention,
     latent_attention_reference,
 )
+from penstock.kernels.latents.choice import choose, choose_reference, keep_index_keys
 from penstock.kernels.latents.write import latent_write, latent_write_reference
-from tests.kernels.latent_cases import Lens, bounds_of, expanded_inputs, latent_inputs, starts_of
+from tests.kernels.latent_cases import (
+    Lens,
+    bounds_of,
+    chosen_inputs,
+    chosen_reference,
+    expanded_inputs,
+    index_inputs,
+    latent_inputs,
+    positions_of,
+    starts_of,
+)
 from tests.kernels.tolerances import assert_near
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -122,7 +135,7 @@ def test_wrong_shapes_are_refused() -> None:
     inputs = latent_inputs(LENS[0], 2, 32, 8, 16, torch.float32)
     bounds = bounds_of(LENS[0])
     with pytest.raises(ValueError, match="does not fit pages"):
-        latent_attention(inputs.q[..., :8], *inputs[1:], kv_rank=32, scale=1.0, **bounds)
+        latent_attention(inputs.q, inputs.pages[..., :8], *inputs[2:], kv_rank=32, scale=1.0, **bounds)
     with pytest.raises(ValueError, match="a latent of 40"):
         latent_attention(*inputs, kv_rank=40, scale=1.0, **bounds)
     others = expanded_inputs(LENS[0], 2, 16, 8, 16, torch.float32)
@@ -130,5 +143,34 @@ def test_wrong_shapes_are_refused() -> None:
         expanded_attention(others.q[:, :1], *others[1:], scale=1.0, max_query_len=1, out=others.q)
     with pytest.raises(ValueError, match="does not fit pages"):
         latent_write(
-            torch.zeros(1, 24), others.q, None, torch.zeros(1, 8), torch.ones(32), 1e-6, inputs.pages, torch.zeros(1)
+            torch.zeros(1, 44), others.q, None, torch.zeros(1, 8), torch.ones(32), 1e-6, inputs.pages, torch.zeros(1)
         )
+
+
+@pytest.mark.parametrize("lens", LENS)
+@pytest.mark.parametrize(("page_size", "top_k", "most"), [(1, 5, 1 << 24), (16, 30, 700), (16, 1000, 1 << 24)])
+def test_choice(monkeypatch: pytest.MonkeyPatch, lens: Lens, page_size: int, top_k: int, most: int) -> None:
+    """Also when scores are held of few tokens at once, and where tokens see no more than they may choose."""
+    monkeypatch.setattr(choices, "SCORES", most)
+    inputs = index_inputs(lens, 12, 24, 40, page_size, torch.float32)
+    choice = choose(*inputs, top_k=top_k, max_seq_len=200)
+    assert positions_of(choice, inputs) == choose_reference(*inputs, top_k=top_k)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 24])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chosen_attention(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, most: int) -> None:
+    monkeypatch.setattr(kernels, "SCORES", most)
+    q, pages, choice = chosen_inputs(21, 9, 6, 32, 8, dtype)
+    got = chosen_latent_attention(q, pages, choice, kv_rank=32, scale=0.2)
+    assert_near(got, chosen_reference(q, pages, choice, 32, 0.2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_index_keys_are_kept_behind_the_rest(dtype: torch.dtype) -> None:
+    k, slots = torch.randn(5, 24).to(dtype), torch.tensor([7, -1, 30, 0, 95])
+    pages = torch.full((6, 1, 16, 64), 7.0, dtype=dtype)
+    keep_index_keys(k, pages, slots)
+    entries = pages.view(-1, 64)
+    assert torch.equal(entries[slots[slots >= 0], 40:], k[slots >= 0])
+    assert int((entries == 7.0).sum()) == entries.numel() - 4 * 24

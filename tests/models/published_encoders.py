@@ -68,4 +68,8 @@ ENCODERS = (
             "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False,
         },
     ),
+    PublishedEncoder(
+        "jinaai/jina-embeddings-v3-hf", "JinaEmbeddingsV3Model", 559,
+        _bert(1024, 24, 16, 250002, max_position_embeddings=8194, rope_theta=20000.0, **_XLM_R),
+    ),
 )  # fmt: skip

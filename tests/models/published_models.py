@@ -689,6 +689,22 @@ PUBLISHED = (
         _sizes(7168, 18432, 61, 128, 128, 129280, **_V3, rope_scaling=_DEEPSEEK_SCALING), "37B",
     ),
     Published(
+        "deepseek-ai/DeepSeek-V3.2", "DeepseekV32ForCausalLM", "~671B", 85888,  # printed with what only drafts need
+        _sizes(
+            7168, 18432, 61, 128, 128, 129280, **_V3, rope_scaling=_DEEPSEEK_SCALING, index_n_heads=64,
+            index_head_dim=128, index_topk=2048,
+        ), "37B",
+    ),
+    Published(
+        "zai-org/GLM-5", "GlmMoeDsaForCausalLM", "~744B", 109824,
+        _sizes(
+            6144, 12288, 78, 64, 64, 154880, kv_lora_rank=512, q_lora_rank=2048, qk_nope_head_dim=192,
+            qk_rope_head_dim=64, v_head_dim=256, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
+            num_experts_per_tok=8, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+            first_k_dense_replace=3, num_nextn_predict_layers=1, index_n_heads=32, index_head_dim=128, index_topk=2048,
+        ), "40B",
+    ),
+    Published(
         "moonshotai/Kimi-K2-Instruct", "DeepseekV3ForCausalLM", "~1026B", 70272,
         _sizes(
             7168, 18432, 61, 64, 64, 163840, **_V3 | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},

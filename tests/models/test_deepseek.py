@@ -8,6 +8,7 @@ import pytest
 from penstock.config import ConfigError
 from penstock.models.description.decoder import Decoder, Experts, LatentAttention
 from penstock.models.families.registry import is_ignored, parse_model_config
+from penstock.models.shards.stages import most_stages
 from penstock.models.weights.decoder import LatentSources, decoder_sources
 
 _FIELDS = {
@@ -95,3 +96,51 @@ def test_which_layers_are_mixtures() -> None:
 def test_what_is_refused(architecture: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(architecture, **changes)
+
+
+_GLM_5 = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 4, "n_group": 1, "topk_group": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shared"),
+    [
+        ({}, [False, False, False]),
+        ({"indexer_types": ["full", "shared", "full"]}, [False, True, False]),
+        ({"index_topk_pattern": "FSS"}, [False, True, True]),
+        ({"index_topk_freq": 2}, [False, False, True]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [False, True, False]),
+    ],
+)
+def test_layers_that_share_a_choice(fields: dict[str, Any], shared: list[bool]) -> None:
+    """They have no weights of an indexer, but keep as many numbers as the others, because a page needs that."""
+    decoder = parse("GlmMoeDsaForCausalLM", **{**_GLM_5, **fields})
+    mixers = [layer.mixer for layer in decoder.layers if isinstance(layer.mixer, LatentAttention)]
+    assert [its.indexer is not None and its.indexer.is_shared for its in mixers] == shared
+    sources = [its.mixer for its in decoder_sources(decoder).layers if isinstance(its.mixer, LatentSources)]
+    assert [its.indexer is None for its in sources] == shared
+    assert {shape.key_dim for shape in decoder.kv} == {32 + 4 + 16}
+    assert most_stages(decoder) == shared.count(False)
+
+
+def test_index_queries_rotate_as_they_are_stored() -> None:
+    interleaved = sources_of(parse("GlmMoeDsaForCausalLM", **_GLM_5)).indexer
+    halves = sources_of(parse("DeepseekV32ForCausalLM", **_GLM_5)).indexer
+    assert interleaved is not None
+    assert halves is not None
+    assert interleaved.k.weight.order == (0, 2, 1, 3, *range(4, 16))
+    assert halves.k.weight.order is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"indexer_types": ["shared", "full", "full"]},
+        {"indexer_types": ["full", "full"]},
+        {"index_topk_pattern": "FXF"},
+        {"q_lora_rank": None},
+        {"index_head_dim": 2},
+    ],
+)
+def test_indexers_that_cannot_be(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        parse("GlmMoeDsaForCausalLM", **{**_GLM_5, **fields})

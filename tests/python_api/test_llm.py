@@ -144,8 +144,8 @@ def test_parameters_are_checked_as_the_server_checks_them(llm: LLM, params: dict
 
 
 def test_what_is_not_honoured_is_an_error(checkpoint: Checkpoint) -> None:
-    with pytest.raises(TypeError, match="use_beam_search"):
-        SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="use_beams"):
+        SamplingParams(use_beams=True)  # type: ignore[call-arg]
     for options, words in (
         ({"max_num_seq": 3}, "max_num_seqs"),
         ({"max_num_seqs": -1}, "max_num_seqs -1: Expected `int` >= 0"),

@@ -10,7 +10,7 @@ from penstock.config.options import ConfigError
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock
-from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
+from penstock.gpu_worker.models.blocks.latent_attention import IndexerBlock, LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.norms_over_ranks import NormsOverRanks
@@ -47,6 +47,7 @@ from penstock.models.weights.decoder import (
     DecoderSources,
     EntrySources,
     ExpertsSources,
+    IndexerSources,
     LatentSources,
     LayerInputSources,
     LayerSources,
@@ -176,6 +177,16 @@ def _latent_attention(mixer: LatentAttention, sources: LatentSources, reader: We
         kv_a_norm=kv_a_norm,
         kv_b=from_latent(mixer, sources.kv_b, reader),
         o=reader.linear(sources.o),
+        indexer=None if sources.indexer is None else _indexer(sources.indexer, reader),
+    )
+
+
+def _indexer(sources: IndexerSources, reader: WeightReader) -> IndexerBlock:
+    return IndexerBlock(
+        q=reader.linear(sources.q),
+        k=reader.linear(sources.k),
+        k_norm=_given(read_norm(sources.k_norm, reader)),
+        weights=reader._replace(dtype=torch.float32).plain_linear(sources.weights),
     )
 
 

@@ -105,12 +105,15 @@ struct AttentionRows {  // the N rows of a step
   const int32_t* table_rows = nullptr;  // [N]: the rows' rows of the page table; null: 0, 1, 2, ...
   const int32_t* paths = nullptr;       // [N, path_stride]: `first_placed`, and places; null: there are no trees
   int path_stride = 0;
+  const int32_t* path_rows = nullptr;   // [N]: the rows' rows of `paths`, negative: no path; null: 0, 1, 2, ...
   const int32_t* last_seen = nullptr;  // [T]: the last position that a token sees; null: its own
 
   RowPages pages_of(int row) const {
     const int32_t* pages = page_table + size_t(table_rows ? table_rows[row] : row) * page_table_stride;
     if (!paths) return {pages};
-    const int32_t* path = paths + size_t(row) * path_stride;
+    const int its_path = path_rows ? path_rows[row] : row;
+    if (its_path < 0) return {pages};
+    const int32_t* path = paths + size_t(its_path) * path_stride;
     return {pages, path + 1, path[0]};
   }
 };

@@ -20,6 +20,7 @@ struct AttentionShape {
   float softcap = 0;             // scores become softcap * tanh(score / softcap); 0: none
   const float* sinks = nullptr;  // [num_q_heads], logits without values; null: none
   int head_bytes = 0;            // of quantized pages
+  int entry_dim = 0;             // numbers from one key to the next, if something else is kept behind a key; 0: none
 
   int group() const { return num_q_heads / num_kv_heads; }
   int of_values() const { return value_dim ? value_dim : head_dim; }
@@ -87,7 +88,7 @@ Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v
         continue;
       }
       const size_t slot = head * shape.page_size + offset;
-      places.keys[j] = k_pages + slot * dim;
+      places.keys[j] = k_pages + slot * (shape.entry_dim ? shape.entry_dim : dim);
       places.values[j] = v_pages ? v_pages + slot * value_dim : places.keys[j];
     } else {
       places.keys[j] = places.values[j] = zeros;

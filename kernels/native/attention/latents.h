@@ -12,6 +12,7 @@
 #include "../machine/memory.h"
 #include "../operations/heads.h"
 #include "attention.h"
+#include "choice.h"
 
 namespace penstock {
 
@@ -21,6 +22,8 @@ struct LatentAttention {
   NormWeights norm;      // of the latents
   int32_t num_heads, kv_rank, nope_dim, rope_dim, v_dim, page_size;
   float scale;
+  int32_t entry_dim;  // numbers that the pages keep of a position: the latent, the rotated key, and perhaps an index key
+  int32_t top_k;      // an indexer chooses so many of more positions; 0: there is none
 
   int key_dim() const { return kv_rank + rope_dim; }
   int q_dim() const { return nope_dim + rope_dim; }
@@ -29,10 +32,10 @@ struct LatentAttention {
 constexpr int kMostAbsorbed = 1 << 13;  // (token, head) pairs whose queries are in the latent space at the same time
 
 // Norms and rotates [latent | key] of a token, `key_dim` floats, and writes it to `slot` of its pages [pages, 1,
-// page_size, key_dim], unless `slot` is negative. Rotates the heads of the token's queries [num_heads, q_dim].
+// page_size, entry_dim], unless `slot` is negative. Rotates the heads of the token's queries [num_heads, q_dim].
 template <typename Kv>
 void keep_latent(const LatentAttention& layer, float* latent, float* q, const float* cos_sin, int64_t slot, Kv* pages) {
-  Kv* to = slot < 0 ? nullptr : pages + slot * layer.key_dim();
+  Kv* to = slot < 0 ? nullptr : pages + slot * layer.entry_dim;
   for (size_t d = 0; to && d < size_t(layer.key_dim()); d += 64 / sizeof(Kv)) __builtin_prefetch(to + d, 1);
   normalize(layer.norm, latent, layer.kv_rank, latent);
   rotate(latent + layer.kv_rank, cos_sin, layer.rope_dim);
@@ -40,30 +43,48 @@ void keep_latent(const LatentAttention& layer, float* latent, float* q, const fl
   for (int d = 0; to && d < layer.key_dim(); d++) narrow(latent[d], to + d);
 }
 
-// The parts of a step's rows that are in tokens [first, end).
-struct PartOfRows {
-  std::vector<int32_t> query_start_loc, seq_lens, table_rows;
-
-  AttentionRows of(const AttentionRows& all, int first, int end) {
-    query_start_loc.assign(1, 0);
-    seq_lens.clear();
-    table_rows.clear();
+// The parts of a step's rows that are in tokens [first, end). With an indexer, a token that sees more than `top_k`
+// positions is a row of its own, with as many positions as were chosen.
+class PartOfRows {
+ public:
+  AttentionRows of(const AttentionRows& all, int first, int end, int top_k) {
+    query_start_loc_.assign(1, 0);
+    seq_lens_.clear();
+    table_rows_.clear();
+    path_rows_.clear();
     for (int row = 0; row < all.num_rows; row++) {
       const int begin = std::max(first, all.query_start_loc[row]);
       const int its_end = std::min(end, all.query_start_loc[row + 1]);
       if (begin >= its_end) continue;
-      query_start_loc.push_back(its_end - first);
-      seq_lens.push_back(all.seq_lens[row] - (all.query_start_loc[row + 1] - its_end));
-      table_rows.push_back(all.table_rows ? all.table_rows[row] : row);
+      const int table_row = all.table_rows ? all.table_rows[row] : row;
+      const int ahead = all.seq_lens[row] - all.query_start_loc[row + 1];  // of token t, t + 1 + ahead are seen
+      const int end_of_all = top_k ? std::clamp(top_k - ahead, begin, its_end) : its_end;
+      if (begin < end_of_all) add(end_of_all - first, end_of_all + ahead, table_row, -1);
+      for (int t = end_of_all; t < its_end; t++) add(t + 1 - first, top_k, table_row, t);
     }
     AttentionRows part = all;
-    part.num_rows = int(seq_lens.size());
-    part.query_start_loc = query_start_loc.data();
-    part.seq_lens = seq_lens.data();
-    part.table_rows = table_rows.data();
+    part.num_rows = int(seq_lens_.size());
+    part.query_start_loc = query_start_loc_.data();
+    part.seq_lens = seq_lens_.data();
+    part.table_rows = table_rows_.data();
     if (all.last_seen) part.last_seen = all.last_seen + first;
+    if (top_k) {
+      part.paths = choice.places.data();
+      part.path_stride = choice.stride;
+      part.path_rows = path_rows_.data();
+    }
     return part;
   }
+
+ private:
+  void add(int end, int seq_len, int table_row, int path_row) {
+    query_start_loc_.push_back(end);
+    seq_lens_.push_back(seq_len);
+    table_rows_.push_back(table_row);
+    path_rows_.push_back(path_row);
+  }
+
+  std::vector<int32_t> query_start_loc_, seq_lens_, table_rows_, path_rows_;
 };
 
 // Scratch memory for the current step.
@@ -102,6 +123,7 @@ void latent_attention(Team& team, const LatentAttention& layer, const Kv* pages,
   float* packed = found + size_t(at_once) * found_stride;
   AttentionShape shape{heads, 1, key_dim, layer.page_size, 0, layer.scale};
   shape.value_dim = layer.kv_rank;
+  shape.entry_dim = layer.entry_dim;
   for (int first = 0; first < num_tokens; first += at_once) {
     const int count = std::min(at_once, num_tokens - first);
     const float* from = q + size_t(first) * stride;
@@ -112,8 +134,8 @@ void latent_attention(Team& team, const LatentAttention& layer, const Kv* pages,
                     queries + size_t(t) * queries_stride + h * key_dim + layer.kv_rank);
     });
     by_head(team, layer.into, heads, count, from, stride, layer.q_dim(), packed, queries, queries_stride, key_dim);
-    attention(team, shape, pages, static_cast<const Kv*>(nullptr), part_of_rows.of(rows, first, first + count), queries,
-              queries_stride, found, found_stride);
+    attention(team, shape, pages, static_cast<const Kv*>(nullptr), part_of_rows.of(rows, first, first + count, layer.top_k),
+              queries, queries_stride, found, found_stride);
     by_head(team, layer.out_of, heads, count, found, found_stride, layer.kv_rank, packed,
             out + size_t(first) * out_stride, out_stride, layer.v_dim);
   }

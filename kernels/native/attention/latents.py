@@ -16,8 +16,51 @@ class LatentStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("norm_weight", "norm_bias")),
         *(("norm_eps", c_float), ("norm_kind", c_int32)),
         *((name, c_int32) for name in ("num_heads", "kv_rank", "nope_dim", "rope_dim", "v_dim", "page_size")),
+        *(("scale", c_float), ("entry_dim", c_int32), ("top_k", c_int32)),
+    )
+
+
+class IndexerStruct(ctypes.Structure):
+    """As Indexer in choice.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm_weight", "norm_bias")),
+        *(("norm_eps", c_float), ("norm_kind", c_int32)),
+        *((name, c_int32) for name in ("num_heads", "head_dim", "rope_dim", "top_k", "first", "entry_dim")),
         ("scale", c_float),
     )
+
+
+class NativeIndexer:
+    """A layer's indexer. `struct` points into this object."""
+
+    def __init__(
+        self, norm: Tensor, bias: Tensor, eps: float, *, num_heads: int, rope_dim: int, top_k: int, first: int
+    ) -> None:
+        """
+        Args:
+            norm: fp32 [head_dim], the weight of a LayerNorm of index keys.
+            bias: fp32 [head_dim], of the norm.
+            eps: of the norm.
+            num_heads: of index queries.
+            rope_dim: numbers of a head that are rotated, at its beginning.
+            top_k: positions that a token chooses.
+            first: numbers that the pages keep of a position before its index key.
+        """
+        self._alive = (norm, bias)
+        self.struct = IndexerStruct(
+            norm_weight=address_of(norm),
+            norm_bias=address_of(bias),
+            norm_eps=eps,
+            norm_kind=2,  # kLayer in operations/norms.h
+            num_heads=num_heads,
+            head_dim=len(norm),
+            rope_dim=rope_dim,
+            top_k=top_k,
+            first=first,
+            entry_dim=first + len(norm),
+            scale=(num_heads * len(norm)) ** -0.5,
+        )
 
 
 class PackedLatents:
@@ -36,6 +79,8 @@ class PackedLatents:
         scale: float,
         page_size: int = 0,
         rounds_inputs: bool = False,
+        index_dim: int = 0,
+        top_k: int = 0,
     ) -> None:
         """
         Args:
@@ -50,6 +95,8 @@ class PackedLatents:
             scale: multiplies the scores.
             page_size: positions in a page; a program gets it from its pages.
             rounds_inputs: as for `Library.pack`.
+            index_dim: numbers of the index key that the pages keep behind a latent and its key.
+            top_k: positions that a token attends to, as the last indexer has chosen them; 0: all.
         """
         kv_rank = kv_b.shape[1]
         heads = kv_b.view(num_heads, -1, kv_rank)
@@ -71,4 +118,6 @@ class PackedLatents:
             v_dim=heads.shape[1] - nope_dim,
             page_size=page_size,
             scale=scale,
+            entry_dim=kv_rank + rope_dim + index_dim,
+            top_k=top_k,
         )

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
-from penstock.kernels.native.attention.latents import LatentStruct
+from penstock.kernels.native.attention.latents import IndexerStruct, LatentStruct
 from penstock.kernels.native.experts.packed import ExpertsStruct
 from penstock.kernels.native.library import LinearStruct
 
@@ -110,6 +110,14 @@ class AttendingLatents(Latents):
     pass
 
 
+class Choosing(ctypes.Structure):
+    _fields_ = (("indexer", IndexerStruct), *numbers("k", "q", "weights", "layer", "rotary"))
+
+
+class KeepingIndexKeys(Choosing):
+    pass
+
+
 class ConvolutionStruct(ctypes.Structure):
     _fields_ = (*pointers("weight", "bias"), *numbers("channels", "width", "has_silu"))
 
@@ -151,6 +159,7 @@ class GatedNorm(ctypes.Structure):
 # As enum OperationKind in program.h.
 OPERATIONS = (
     *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, Adding, KeepingLatents, GatedNorm),
+    KeepingIndexKeys,
     *(Product, Attending, Mixing, AttendingLatents, Reducing),
-    *(Convolving, Mamba2Scanning, DeltaScanning),
+    *(Convolving, Mamba2Scanning, DeltaScanning, Choosing),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels.attention.kv_quantization import KVScales
 from penstock.kernels.attention.qk_norm_rope_write import QKNorms
 from penstock.kernels.native.adapting import NativeAdapters
-from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.attention.latents import NativeIndexer, PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import (
     UNIT,
@@ -248,6 +248,22 @@ class ProgramBuilder:
         places = (latents, q, to, layer, rotary)
         self.append(structs.KeepingLatents(its, *places), its.num_heads * (its.nope_dim + its.rope_dim), attention)
         self.append(structs.AttendingLatents(its, *places))
+
+    def choose(self, indexer: NativeIndexer, k: int, q: int, weights: int, layer: int, rotary: int) -> None:
+        """Keep index keys in the pages of a layer, and choose what tokens attend to until the next choice.
+
+        Args:
+            indexer: the indexer with its norm.
+            k: slot with index keys; it is changed.
+            q: slot with all heads of the index queries; it is changed.
+            weights: slot with the weights of these heads.
+            layer: index of the pages.
+            rotary: index of the rotary table.
+        """
+        its = indexer.struct
+        places = (k, q, weights, layer, rotary)
+        self.append(structs.KeepingIndexKeys(its, *places), (its.num_heads + 1) * its.head_dim, indexer)
+        self.append(structs.Choosing(its, *places))
 
     def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
         """to *= sigmoid(weights * source), for weights [H] and `size` floats of `to`."""

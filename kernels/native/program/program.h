@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../operations/attending.h"
+#include "../operations/choosing.h"
 #include "../operations/embedding.h"
 #include "../operations/heads.h"
 #include "../operations/latents.h"
@@ -20,9 +21,9 @@ namespace penstock {
 
 enum OperationKind {  // as OPERATIONS in operations/structs.py
   kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kAdding,  // on single tokens
-  kKeepingLatents, kGatedNorm,
+  kKeepingLatents, kGatedNorm, kKeepingIndexKeys,
   kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
-  kConvolving, kMamba2Scanning, kDeltaScanning,
+  kConvolving, kMamba2Scanning, kDeltaScanning, kChoosing,
 };
 
 struct Operation {  // as _Operation in builder.py
@@ -61,6 +62,8 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const Adding*>(operation.what), t);
     case kGatedNorm:
       return run(pass, *static_cast<const GatedNorm*>(operation.what), t);
+    case kKeepingIndexKeys:
+      return run_keeping(pass, *static_cast<const Choosing*>(operation.what), t);
     default:
       return run_keeping(pass, *static_cast<const Latents*>(operation.what), t);
   }
@@ -82,6 +85,8 @@ inline void run_of_batch(const Pass& pass, const Operation& operation) {
       return run(pass, *static_cast<const Mamba2Scanning*>(operation.what));
     case kDeltaScanning:
       return run(pass, *static_cast<const DeltaScanning*>(operation.what));
+    case kChoosing:
+      return run_choosing(pass, *static_cast<const Choosing*>(operation.what));
     default:
       return run_attending(pass, *static_cast<const Latents*>(operation.what));
   }
@@ -103,6 +108,8 @@ inline double num_multiplications(const Operation& operation, const Pass& pass) 
       return num_multiplications(*static_cast<const Mamba2Scanning*>(operation.what), pass);
     case kDeltaScanning:
       return num_multiplications(*static_cast<const DeltaScanning*>(operation.what), pass);
+    case kChoosing:
+      return num_multiplications(*static_cast<const Choosing*>(operation.what), pass);
     default:
       return 0;
   }

@@ -1,11 +1,11 @@
 """The HTTP types of the Messages API. See `frontend/schema.py`; the shapes are Anthropic's."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.frontend.schema import Unsupported
+from penstock.frontend.schema import DrawFields, Unsupported
 
 Block = dict[str, Any]
 """A content block as a client sends it."""
@@ -71,24 +71,32 @@ class CountTokensRequest(Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None  # ours, as in the other APIs
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True):
-    """POST /v1/messages"""
-
+class _MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     metadata: MessagesMetadata | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
     container: Unsupported = None
-    seed: int | None = None  # this field and the following ones are ours, as in the other APIs
-    min_p: float | None = None
-    priority: int | None = None
+    priority: int | None = None  # this field and the next one are ours, as in the other APIs
     cache_salt: str | None = None
+
+
+if TYPE_CHECKING:
+
+    class MessagesRequest(_MessagesRequest, DrawFields, kw_only=True):
+        """POST /v1/messages"""
+else:  # structs have one base
+    MessagesRequest = msgspec.defstruct(
+        "MessagesRequest",
+        [(field.name, field.type, None) for field in msgspec.structs.fields(DrawFields)],
+        bases=(_MessagesRequest,),
+        namespace={"__doc__": "POST /v1/messages", "draws": DrawFields.draws},
+        module=__name__,
+        kw_only=True,
+    )
 
 
 MESSAGES = msgspec.json.Decoder(MessagesRequest)

@@ -8,7 +8,7 @@ model's, though checkpoints repeat them.
 from msgspec.structs import replace
 
 from penstock.config.options import ConfigError
-from penstock.models.description.decoder import Decoder, Entry, Norm
+from penstock.models.description.decoder import Decoder, Entry, LatentAttention, Layer, Norm
 from penstock.parts.drafts.checkpoints.head import DraftHead
 
 
@@ -37,7 +37,7 @@ def parse_mtp(model: Decoder) -> DraftHead:
     return DraftHead(
         decoder=replace(
             model,
-            layers=model.layers[-1:],
+            layers=(_choosing(model.layers[-1]),),
             final_norm=None,
             tied_embeddings=False,
             has_embedding=False,
@@ -54,3 +54,11 @@ def parse_mtp(model: Decoder) -> DraftHead:
         norm=norm,
         norm_name=f"{begin}shared_head.norm",
     )
+
+
+def _choosing(layer: Layer) -> Layer:
+    """The layer with an indexer of its own, if it would use another's."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention) or mixer.indexer is None:
+        return layer
+    return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, is_shared=False)))

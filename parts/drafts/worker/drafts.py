@@ -153,6 +153,10 @@ class DraftedStep:
             told = np.frombuffer(result.num_forced, dtype=np.int32)[self._draws.first]
             forced = np.where(counts == self._sizes, told, 0).astype(np.int32)
             result = replace(result, num_forced=forced.tobytes())
+        if result.sampler_states:  # those after each row's last draw that counts; its guesses are a chain
+            after = np.frombuffer(result.sampler_states, dtype=np.int32)
+            last = self._draws.first + counts.clip(min=1) - 1
+            result = replace(result, sampler_states=after[last].tobytes())
         return result
 
     def _draws_of(self, i: int) -> slice:

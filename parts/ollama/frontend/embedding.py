@@ -40,7 +40,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply:
         wanted.dimensions, wanted.normalize = request.dimensions or None, True
         shown = request.model or admission.rules.model_names[0]
         valid = _valid(service, record, request, wanted, admission.rules)
-        admission.hold(valid.common, len(valid.inputs))
+        admission.hold(valid.common, len(valid.inputs), num_added=valid.num_added)
         del body, request, inputs, wanted  # they may be large
         run = await submit_inputs(service, record, valid)
     with run:

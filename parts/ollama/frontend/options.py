@@ -10,7 +10,7 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.image_source import ImageLimits
-from penstock.frontend.schema import SamplingRequest
+from penstock.frontend.schema import DrawFields, SamplingRequest
 from penstock.frontend.validation.chat import thinking_switch
 from penstock.frontend.validation.common import Rules, ValidRequest
 from penstock.frontend.validation.foreign_fields import as_whole, take_foreign_fields
@@ -27,20 +27,12 @@ _OF_LOADING = frozenset(
 """Options for loading a model; here that is decided when the server starts."""
 
 
-class Options(msgspec.Struct):
-    """The options that are honoured, or whose effect is told."""
+class Options(DrawFields):
+    """The options that are honoured, or whose effect is told. Ollama's other names of them are synonyms."""
 
     num_predict: int | None = None
     num_ctx: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
     stop: list[str] | str | None = None
     penalize_newline: bool | None = None
 
@@ -79,10 +71,8 @@ def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
 def set_sampling(request: SamplingRequest, options: Options) -> None:
     """Write the options into a request of our own schema."""
     request.max_tokens = -1 if options.num_predict is None or options.num_predict < 0 else options.num_predict
-    request.temperature = options.temperature
-    request.top_k, request.top_p, request.min_p = options.top_k, options.top_p, options.min_p
-    request.repetition_penalty = options.repeat_penalty
-    request.presence_penalty, request.frequency_penalty = options.presence_penalty, options.frequency_penalty
+    for name, value in options.draws().items():
+        setattr(request, name, value)
     request.seed = None if options.seed is None or options.seed < 0 else options.seed
     request.stop = options.stop
 

@@ -5,6 +5,7 @@ from penstock.parts.samplers.samplers.dry import Dry
 from penstock.parts.samplers.samplers.dynatemp import DynamicTemperature
 from penstock.parts.samplers.samplers.logit_bias import LogitBias
 from penstock.parts.samplers.samplers.min_p import MinP
+from penstock.parts.samplers.samplers.mirostat import Mirostat
 from penstock.parts.samplers.samplers.penalties import Penalties
 from penstock.parts.samplers.samplers.smoothing import Smoothing
 from penstock.parts.samplers.samplers.temperature import Temperature
@@ -16,6 +17,6 @@ from penstock.parts.samplers.samplers.xtc import Xtc
 
 PARTS = (
     LogitBias, Penalties, Dry, TopNSigma, Temperature, DynamicTemperature, Smoothing, MinP, TopK, TopP, Typical,
-    EpsilonCutoff, EtaCutoff, Xtc,
+    EpsilonCutoff, EtaCutoff, Xtc, Mirostat,
 )  # fmt: skip
 """In the order in which they are applied, unless a request says otherwise."""

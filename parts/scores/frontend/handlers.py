@@ -6,34 +6,28 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from penstock.frontend.api.body import read
-from penstock.frontend.api.run import Run, submit
+from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
-from penstock.frontend.embeddings.embeddings import check_stages, encoded, floats, read_embedding
-from penstock.frontend.embeddings.schema import EmbeddingRequest, EmbeddingUsage
-from penstock.frontend.embeddings.validate import MAX_INPUTS, ValidEmbedding
-from penstock.frontend.errors import InvalidParameter, NotGenerated, UnsupportedParameter
+from penstock.frontend.embeddings.embeddings import encoded, floats, read_embedding
+from penstock.frontend.embeddings.schema import EmbeddingRequest
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.schema import SamplingRequest
 from penstock.frontend.validation.common import (
     MAX_BYTES_PER_TOKEN,
     Rules,
     ValidRequest,
-    check_text_size,
     integer,
     refuse_unsupported,
-    validate_common,
 )
-from penstock.frontend.validation.completion import valid_prompts
-from penstock.ipc.messages import Pooling, SamplingParams
-from penstock.parts.scores.frontend import schema
-from penstock.parts.scores.frontend.model import ScoreModel, activated
-from penstock.parts.scores.frontend.pairs import Pairs, num_prompts, scores_of, submit_pairs
-from penstock.parts.scores.frontend.part import Scores
+from penstock.parts.scores.frontend import schema, tei
+from penstock.parts.scores.frontend.checks import check_texts, checked, id_of, model_of, most_tokens, usage_of
+from penstock.parts.scores.frontend.classes import classified, probs_of, submit_classified
+from penstock.parts.scores.frontend.model import ScoreModel
+from penstock.parts.scores.frontend.pairs import Pairs, num_added, num_prompts, scores_of, submit_pairs
 
 _TASKS = ("embed", "classify")
 
@@ -46,11 +40,14 @@ async def rerank(service: Service, record: RequestRecord, body: bytes, *, shows_
     """
     request, num_bytes = await read(schema.RERANK, record, body), len(body)
     service = await service.serving(request.model)
-    model = _model(service)
+    model = model_of(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
-        valid = _with_instruction(_valid(service, request, admission.rules, "documents"), request, model)
+        is_list = request.texts is not None
+        if is_list:
+            tei.as_rerank(request)
+        valid = _with_instruction(checked(service, request, admission.rules, "documents"), request, model)
         pairs = _ranked_pairs(request, admission.rules, valid)
-        admission.hold(valid, num_prompts(pairs, model))
+        admission.hold(valid, num_prompts(pairs, model), num_added=num_added(service, pairs, model))
         top = integer("top_n", request.top_n, 0, 0, 1 << 31) or len(pairs)
         shows = shows_documents if request.return_documents is None else request.return_documents
         given = [each if isinstance(each, str) else each.text for each in request.documents or ()] if shows else []
@@ -60,7 +57,9 @@ async def rerank(service: Service, record: RequestRecord, body: bytes, *, shows_
         scores = await service.model.tokenizer.off_loop(partial(scores_of, run, pairs, model))
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[:top]
         results = [schema.Ranked(i, scores[i], schema.Document(given[i]) if shows else msgspec.UNSET) for i in order]
-        answer = schema.Ranking(_id("rerank", record), valid.model, await _usage(run), results)
+        if is_list:
+            return Reply(tei.ranked(results))
+        answer = schema.Ranking(id_of("rerank", record), valid.model, await usage_of(run), results)
         return Reply(msgspec.json.encode(answer))
 
 
@@ -77,19 +76,19 @@ async def score(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """
     request, num_bytes = await read(schema.SCORE, record, body), len(body)
     service = await service.serving(request.model)
-    model = _model(service)
+    model = model_of(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
         if request.encoding_format not in (None, "float"):
             raise InvalidParameter("encoding_format: scores are numbers: 'float'", param="encoding_format")
-        valid = _with_instruction(_valid(service, request, admission.rules, "text_2"), request, model)
+        valid = _with_instruction(checked(service, request, admission.rules, "text_2"), request, model)
         pairs = _scored_pairs(request, admission.rules, valid)
-        admission.hold(valid, num_prompts(pairs, model))
+        admission.hold(valid, num_prompts(pairs, model), num_added=num_added(service, pairs, model))
         run = await submit_pairs(service, record, valid, pairs, model)
     with run:
         await run.answers()
         scores = await service.model.tokenizer.off_loop(partial(scores_of, run, pairs, model))
         data = [schema.Scored(i, each) for i, each in enumerate(scores)]
-        answer = schema.Scores(_id("score", record), int(time.time()), valid.model, data, await _usage(run))
+        answer = schema.Scores(id_of("score", record), int(time.time()), valid.model, data, await usage_of(run))
         return Reply(msgspec.json.encode(answer))
 
 
@@ -101,19 +100,21 @@ async def classify(service: Service, record: RequestRecord, body: bytes) -> Repl
     """
     request, num_bytes = await read(schema.CLASSIFY, record, body), len(body)
     service = await service.serving(request.model)
-    model = _model(service)
+    model = model_of(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
-        valid = _classified(service, request, admission.rules)
-        admission.hold(valid.common, len(valid.inputs))
-        run = await _submit_classified(service, record, valid, model)
+        valid = classified(service, request, admission.rules)
+        admission.hold(valid.common, len(valid.inputs), num_added=valid.num_added)
+        run = await submit_classified(service, record, valid, model)
     with run:
         await run.answers()
         names = service.model.classes
         data = []
-        for i, probs in enumerate(_probs(run, request.use_activation, model)):
+        for i, probs in enumerate(probs_of(run, request.use_activation, model)):
             best = max(range(len(probs)), key=probs.__getitem__)
             data.append(schema.Classified(i, names[best], probs, len(names)))
-        answer = schema.Classes(_id("classify", record), int(time.time()), valid.common.model, data, await _usage(run))
+        answer = schema.Classes(
+            id_of("classify", record), int(time.time()), valid.common.model, data, await usage_of(run)
+        )
         return Reply(msgspec.json.encode(answer))
 
 
@@ -125,7 +126,7 @@ async def pooling(service: Service, record: RequestRecord, body: bytes) -> Reply
     """
     request, num_bytes = await read(schema.POOLING, record, body), len(body)
     service = await service.serving(request.model)
-    model = _model(service)
+    model = model_of(service)
     task = request.task or ("classify" if service.model.classes else "embed")
     if task not in _TASKS:
         raise UnsupportedParameter(f"task must be one of {', '.join(_TASKS)}, got {task[:64]!r}", param="task")
@@ -139,59 +140,25 @@ async def pooling(service: Service, record: RequestRecord, body: bytes) -> Reply
             for name in ("dimensions", "normalize"):
                 if getattr(request, name) is not None:
                     raise InvalidParameter(f"{name} is for embeddings, and not for classes", param=name)
-            valid = _classified(service, request, admission.rules)
-        admission.hold(valid.common, len(valid.inputs))
+            valid = classified(service, request, admission.rules)
+        admission.hold(valid.common, len(valid.inputs), num_added=valid.num_added)
         if task == "embed":
             run = await submit(
                 service, record, valid.common, await encoded(service, record, valid), is_prompt_only=True
             )
         else:
-            run = await _submit_classified(service, record, valid, model)
+            run = await submit_classified(service, record, valid, model)
     with run:
         await run.answers()
         found: Sequence[list[float]]
         if task == "embed":
             found = [floats(vector) for vector in run.generation.pooled]
         else:
-            found = _probs(run, request.use_activation, model)
+            found = probs_of(run, request.use_activation, model)
         data = [schema.Pooled(i, _shown(each, request.encoding_format)) for i, each in enumerate(found)]
         made = int(time.time())
-        answer = schema.PooledTexts(_id("pool", record), made, valid.common.model, data, await _usage(run))
+        answer = schema.PooledTexts(id_of("pool", record), made, valid.common.model, data, await usage_of(run))
         return Reply(await service.model.tokenizer.off_loop(lambda: msgspec.json.encode(answer)))
-
-
-def _model(service: Service) -> ScoreModel:
-    part = service.parts.get(Scores)
-    assert part is not None, "its routes are there only with the part"
-    return part.model
-
-
-def _valid(service: Service, request: Any, rules: Rules, field: str) -> ValidRequest:
-    """What all routes have in common."""
-    refuse_unsupported(request)
-    check_stages(service)
-    longest = min(rules.max_model_len, service.model.embeddings.max_len or rules.max_model_len)
-    common = validate_common(
-        SamplingRequest(
-            model=request.model,
-            user=request.user,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            truncate_prompt_tokens=request.truncate_prompt_tokens,
-            truncation_side=request.truncation_side,
-            return_bill=request.return_bill,
-        ),
-        rules,
-        max_tokens=1,
-        prompt_field=field,
-    )
-    if request.truncation_side == "left" and field != "input":
-        raise UnsupportedParameter("truncation_side: pairs keep their start: 'right'", param="truncation_side")
-    return replace(
-        common,
-        sampling=SamplingParams(temperature=0.0, max_tokens=1, pooling=Pooling("last")),
-        max_model_len=longest,
-    )
 
 
 def _with_instruction(
@@ -210,15 +177,15 @@ def _ranked_pairs(request: schema.RerankRequest, rules: Rules, valid: ValidReque
         raise InvalidParameter("documents is required, and must not be empty", param="documents")
     longest = MAX_BYTES_PER_TOKEN * rules.max_model_len  # of what is behind, no token is ever kept
     documents = [_start(each if isinstance(each, str) else each.text, longest) for each in request.documents]
-    _check_texts("query", [request.query], rules)
-    _check_texts("documents", documents, rules)
+    check_texts("query", [request.query], rules)
+    check_texts("documents", documents, rules)
     most_of_second = integer("max_tokens_per_doc", request.max_tokens_per_doc, 0, 0, 1 << 31)
     return Pairs(
         [request.query],
         documents,
         ("query", "documents"),
-        _most(valid),
-        is_cut=True,  # as the APIs of this shape say
+        most_tokens(valid),
+        is_cut=request.truncate is not False,  # as the APIs of this shape say
         most_of_second=most_of_second,
         instruction=request.instruction,
         are_searched=True,
@@ -237,7 +204,7 @@ def _scored_pairs(request: schema.ScoreRequest, rules: Rules, valid: ValidReques
         texts = [value] if isinstance(value, str) else value
         if not texts:
             raise InvalidParameter(f"{given[0]} is empty", param=given[0])
-        _check_texts(given[0], texts, rules)
+        check_texts(given[0], texts, rules)
         sides.append(texts)
         fields.append(given[0])
     firsts, seconds = sides
@@ -250,7 +217,7 @@ def _scored_pairs(request: schema.ScoreRequest, rules: Rules, valid: ValidReques
         firsts,
         seconds,
         (fields[0], fields[1]),
-        _most(valid),
+        most_tokens(valid),
         is_cut=valid.num_kept_prompt_tokens is not None,
         instruction=request.instruction,
         is_activated=request.use_activation is not False,
@@ -263,47 +230,6 @@ def _start(text: str, num_bytes: int) -> str:
     if len(text) * 4 <= num_bytes:
         return text
     return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
-
-
-def _most(valid: ValidRequest) -> int:
-    """Tokens of a prompt."""
-    kept = valid.num_kept_prompt_tokens
-    return valid.max_model_len if kept is None or kept < 0 else min(kept, valid.max_model_len)
-
-
-def _check_texts(field: str, texts: Sequence[str], rules: Rules) -> None:
-    if len(texts) > MAX_INPUTS:
-        raise InvalidParameter(f"{field} may hold at most {MAX_INPUTS} texts, got {len(texts)}", param=field)
-    for index, text in enumerate(texts):
-        check_text_size(f"{field}[{index}]" if len(texts) > 1 else field, text, rules)
-
-
-def _classified(
-    service: Service, request: schema.ClassifyRequest | schema.PoolingRequest, rules: Rules
-) -> ValidEmbedding:
-    if not service.model.classes:
-        raise NotGenerated(f"the served model, {service.model.names[0]}, has no classes to sort texts into")
-    if request.input is None:
-        raise InvalidParameter("input is required", param="input")
-    common = _valid(service, request, rules, "input")
-    keeps_start = common.keeps_prompt_start or request.truncation_side is None
-    return ValidEmbedding(
-        common=replace(common, keeps_prompt_start=keeps_start),
-        inputs=valid_prompts("input", request.input, rules, MAX_INPUTS),
-        is_base64=False,
-        add_special_tokens=request.add_special_tokens is not False,
-    )
-
-
-async def _submit_classified(service: Service, record: RequestRecord, valid: ValidEmbedding, model: ScoreModel) -> Run:
-    prompts = await encoded(service, record, valid)
-    poolings = [model.pooling] * len(prompts)
-    return await submit(service, record, valid.common, prompts, is_prompt_only=True, poolings=poolings)
-
-
-def _probs(run: Run, use_activation: bool | None, model: ScoreModel) -> list[list[float]]:
-    kind = "identity" if use_activation is False else model.classes
-    return [activated(floats(vector), kind) for vector in run.generation.pooled]
 
 
 def _as_embedding(request: schema.PoolingRequest) -> EmbeddingRequest:
@@ -321,12 +247,3 @@ def _shown(numbers: list[float], encoding: str | None) -> list[float] | str:
     if encoding != "base64":
         return numbers
     return base64.b64encode(array("f", numbers).tobytes()).decode()
-
-
-async def _usage(run: Run) -> EmbeddingUsage:
-    used = await run.final_usage()
-    return EmbeddingUsage(used.prompt_tokens, used.prompt_tokens, used.prompt_tokens_details, used.bill)
-
-
-def _id(kind: str, record: RequestRecord) -> str:
-    return f"{kind}-{record.request_id}"

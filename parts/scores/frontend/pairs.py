@@ -53,6 +53,20 @@ def num_prompts(pairs: Pairs, model: ScoreModel) -> int:
     return len(pairs.firsts) + len(pairs.seconds) if model.kind == "cosine" else len(pairs)
 
 
+def num_added(service: Service, pairs: Pairs, model: ScoreModel) -> int:
+    """Return the most tokens that all prompts together have beyond the body's bytes: what each of them repeats."""
+    if model.kind == "cosine":
+        sides = zip(_prompts_of(service, pairs), (pairs.firsts, pairs.seconds), strict=True)
+        return sum(len(prompt.encode()) * len(side) for prompt, side in sides)
+    added = sum(service.model.tokenizer.added)
+    if model.asking is not None:
+        template = model.asking.template
+        instruction = template.instruction if pairs.instruction is None else pairs.instruction
+        added = len(model.asking.before) + len(model.asking.behind) + len((template.pair + instruction).encode())
+    repeated = len(pairs.firsts[0].encode()) if len(pairs.firsts) == 1 else 0
+    return len(pairs) * (added + repeated)
+
+
 async def submit_pairs(
     service: Service, record: RequestRecord, valid: ValidRequest, pairs: Pairs, model: ScoreModel
 ) -> Run:
@@ -114,13 +128,10 @@ def scores_of(run: Run, pairs: Pairs, model: ScoreModel) -> list[float]:
 async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[list[int]]:
     """The prompts of all texts by themselves: the firsts, then the seconds."""
     kind = service.model.embeddings
-    usual = kind.prompts.get(kind.default_prompt, "")
-    before = [usual, usual]
-    if pairs.are_searched:
-        found = [same_prompt(name, kind) for name in ("query", "document")]
-        before = [usual if prompt is None else prompt for prompt in found]
     prompts: list[list[int]] = []
-    for prompt, side, field in zip(before, (pairs.firsts, pairs.seconds), pairs.fields, strict=True):
+    for prompt, side, field in zip(
+        _prompts_of(service, pairs), (pairs.firsts, pairs.seconds), pairs.fields, strict=True
+    ):
         texts = [as_tokenized(text, prompt, kind) for text in side]
         prompts += await service.prompts.encode_inputs(texts, record.tenant, field=field, add_special_tokens=True)
     added = service.model.tokenizer.added
@@ -129,6 +140,16 @@ async def _texts(service: Service, record: RequestRecord, pairs: Pairs) -> list[
     if not pairs.is_cut:
         return prompts
     return [_cut(prompt, most, added) for prompt, most in zip(prompts, mosts, strict=True)]
+
+
+def _prompts_of(service: Service, pairs: Pairs) -> list[str]:
+    """What goes before the firsts and the seconds."""
+    kind = service.model.embeddings
+    usual = kind.prompts.get(kind.default_prompt, "")
+    if not pairs.are_searched:
+        return [usual, usual]
+    found = [same_prompt(name, kind) for name in ("query", "document")]
+    return [usual if prompt is None else prompt for prompt in found]
 
 
 def _cut(prompt: list[int], most: int, added: tuple[int, int]) -> list[int]:
@@ -144,7 +165,8 @@ async def _asked(service: Service, record: RequestRecord, pairs: Pairs, asking: 
     template = asking.template
     instruction = template.instruction if pairs.instruction is None else pairs.instruction
     texts = [template.pair.format(instruction=instruction, query=one, document=two) for one, two in pairs.each()]
-    heads = [template.pair.format(instruction=instruction, query=one, document="") for one in pairs.firsts]
+    # A space before a document is mostly part of its first token, and by itself would be one more.
+    heads = [template.pair.format(instruction=instruction, query=one, document="").rstrip() for one in pairs.firsts]
     found = await service.prompts.encode_plain([*texts, *heads], record.tenant, field="documents")
     encoded, of_heads = found[: len(texts)], found[len(texts) :]
     of_heads *= len(texts) if len(of_heads) == 1 else 1

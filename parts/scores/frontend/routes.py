@@ -1,8 +1,10 @@
 """The routes."""
 
+from typing import Any
+
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.statuses import GENERATES
-from penstock.parts.scores.frontend import handlers, schema
+from penstock.parts.scores.frontend import cohere, handlers, schema, tei
 
 ROUTES = (
     Route(
@@ -24,5 +26,29 @@ ROUTES = (
     Route(
         "POST", "/pooling", handlers.pooling, "What the model pools of texts: vectors or classes",
         schema.PooledTexts, schema.PoolingRequest, GENERATES,
+    ),
+    Route(
+        "POST", "/v1/embed", cohere.embed_v1, "Turn texts into vectors, as Cohere's clients ask for them",
+        cohere.CohereEmbeddings, cohere.CohereEmbedRequest, GENERATES, is_only_versioned=True,
+    ),
+    Route(
+        "POST", "/v2/embed", cohere.embed_v2, "The same; vectors come by their types",
+        cohere.CohereEmbeddings, cohere.CohereEmbedRequest, GENERATES,
+    ),
+    Route(
+        "POST", "/embed", tei.embed, "Turn texts into vectors, as clients of text-embeddings-inference ask for them",
+        list[list[float]], tei.EmbedRequest, GENERATES,
+    ),
+    Route(
+        "POST", "/predict", tei.predict, "Sort texts into the model's classes, for the same clients",
+        list[tei.Predicted | list[tei.Predicted]], tei.PredictRequest, GENERATES,
+    ),
+    Route(
+        "POST", "/similarity", tei.similarity, "Score a text beside others, for the same clients",
+        list[float], tei.SimilarityRequest, GENERATES,
+    ),
+    Route(
+        "POST", "/", tei.task, "/predict if the model has classes, otherwise /similarity or /embed",
+        list[Any], tei.TaskRequest, GENERATES,
     ),
 )  # fmt: skip

@@ -38,6 +38,11 @@ class RerankRequest(_Common, kw_only=True):
     use_activation: bool | None = None
     rank_fields: Unsupported = None
     max_chunks_per_doc: Unsupported = None
+    texts: list[str] | None = None  # documents, as text-embeddings-inference calls them, with the fields below
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
 
 
 class ScoreRequest(_Common, kw_only=True):

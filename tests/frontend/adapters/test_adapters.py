@@ -368,12 +368,14 @@ def test_a_stream_outlives_its_adapter_even_if_the_engine_restarts(scene: Scene,
     live, loader = scene
     assert load(live, "gone", write_adapter(tmp_path / "gone")).status == 200
     key = loader.orders[0].key
-    live.gives(live.tokenizer.encode("Water runs down the pipe", add_special_tokens=False), delay=0.03)
+    ids = live.tokenizer.encode("Water runs down the pipe", add_special_tokens=False)
+    live.gives(ids[:2], hangs=True)  # it does not end before the engine does
     answers: list[Response] = []
     asking = threading.Thread(target=lambda: answers.append(complete(live, model="gone", stream=True)))
     asking.start()
     live.wait_until(lambda: live.scheduler.num_running == 1)
     assert unload(live, "gone").status == 200
+    live.gives(ids)
     restart(scene)
     asking.join()
     assert "".join(event["choices"][0]["text"] for event in events(answers[0])[:-1]) == "Water runs down the pipe"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.ipc.messages import SamplerUse, SamplingParams
-from tests.frontend.http_client import chat, complete, error_of, get
+from tests.frontend.http_client import HELLO, chat, complete, error_of, get, post
 from tests.frontend.live_server import LiveServer
 
 HEADER = "x-penstock-warning"
@@ -95,6 +95,8 @@ def test_without_any_the_kernels_draw(live: LiveServer) -> None:
         ({"eta_cutoff": 3}, SamplerUse("eta_cutoff", (3 * 1e-4,))),
         ({"dynatemp_range": 0.5}, SamplerUse("dynamic_temperature", (0.5, 1.5, 1.0))),
         ({"dynamic_temperature": True, "dynatemp_high": 2}, SamplerUse("dynamic_temperature", (1.0, 2, 1.0))),
+        ({"mirostat": 1}, SamplerUse("mirostat", (1, 5.0, 0.1))),
+        ({"mirostat_mode": 2, "mirostat_tau": 3, "mirostat_eta": 0.2}, SamplerUse("mirostat", (2, 3, 0.2))),
     ],
 )
 def test_each_is_sent(live: LiveServer, fields: dict[str, Any], expected: SamplerUse) -> None:
@@ -153,6 +155,53 @@ def test_orders(live: LiveServer) -> None:
     assert used(live, **dynamic, temperature_last=True)[-1] == "dynamic_temperature"
 
 
+def test_mirostat_comes_last(live: LiveServer) -> None:
+    """Alone with bias and temperature, as in llama.cpp; or behind what text-generation-webui's list names first."""
+    fields: dict[str, Any] = {"mirostat": 2, "temperature": 0.5, "top_p": 0.9, "typical_p": 0.9, "logit_bias": {"5": 2}}
+    response = complete(live, **OFF | fields)
+    assert [use.name for use in sent(live).samplers] == ["logit_bias", "temperature", "mirostat"]
+    assert sent(live).top_p == 1.0
+    assert response.headers[HEADER] == "mirostat: no effect beside it: top_p, typical_p"
+    assert used(live, **fields, samplers=LLAMA_ORDER, dynatemp_range=0.3) == ["logit_bias", "temperature", "mirostat"]
+    theirs = ["temperature", "top_p", "mirostat", "typical_p"]
+    assert used(live, **fields, sampler_priority=theirs) == ["logit_bias", "temperature", "top_p", "mirostat"]
+    assert used(live, **fields, sampler_priority=theirs, temperature_last=True) == [
+        *("logit_bias", "top_p", "temperature", "mirostat"),
+    ]
+    assert used(live, **fields, sampler_priority=["typical_p"])[-2:] == ["typical_p", "mirostat"]
+
+
+ALL = {
+    "typical_p": 0.9, "top_n_sigma": 1.5, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,
+    "smoothing_factor": 0.2, "epsilon_cutoff": 3, "eta_cutoff": 3, "repeat_penalty": 1.25, "min_p": 0.1,
+    "logit_bias": {"5": 2}, "dry_sequence_breakers": [":"], "temperature_last": True, "temperature": 0.8, "top_k": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "within"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}, None),
+        ("/v1/responses", {"input": "Hi", "store": False}, None),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9}, None),
+        ("/api/chat", {"messages": HELLO, "stream": False}, "options"),
+        ("/api/generate", {"prompt": "Hi", "raw": True, "stream": False}, "options"),
+    ],
+)
+def test_each_dialect_has_all_of_them(live: LiveServer, path: str, body: dict[str, Any], within: str | None) -> None:
+    chat(live, **ALL, seed=5)
+    expected = sent(live).samplers
+    assert len(expected) >= 10
+    fields = ALL | {"seed": 5}
+    response = post(live, path, body | ({within: fields} if within else fields))
+    assert response.status == 200, response.text
+    assert sent(live).samplers == expected
+    assert sent(live).seed == 5
+    fields = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "temperature": 1.0}
+    assert post(live, path, body | ({within: fields} if within else fields)).status == 200
+    assert sent(live).samplers == (SamplerUse("mirostat", (2, 4.0, 0.2)),)
+
+
 def test_a_list_may_switch_off_what_the_kernels_do(live: LiveServer) -> None:
     assert used(live, temperature=0.5, top_p=0.9, samplers=["top_p"]) == []
     assert (sent(live).temperature, sent(live).top_p) == (1.0, 0.9)
@@ -181,7 +230,9 @@ def test_unknown_names_are_told(live: LiveServer) -> None:
         ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
         ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers"),
         ({"samplers": ["top_k"] * 65}, "samplers"),
-        ({"mirostat": 2}, "mirostat"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"mirostat": 1.5}, "mirostat"),
+        ({"mirostat": 2, "mirostat_tau": -1}, "mirostat_tau"),
     ],
 )
 def test_what_is_refused(live: LiveServer, fields: dict[str, Any], param: str) -> None:

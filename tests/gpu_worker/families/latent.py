@@ -13,6 +13,7 @@ _LITE = {
     "q_lora_rank": None,
     "kv_lora_rank": 48,
 }
+_INDEX = {"index_n_heads": 12, "index_head_dim": 24, "index_topk": 7}
 
 CASES = {
     "deepseek_v3": Case("deepseek_v3", {**_OF_V3, **rope("yarn", mscale=1.0, mscale_all_dim=1.0, **_YARN)}),
@@ -49,6 +50,12 @@ CASES = {
             "n_group": 2,
         },
         seed=1,
+    ),
+    # Each token chooses 7 of up to 60 positions. With few index heads many scores would be exactly 0, and choices vary.
+    "deepseek_v32": Case("deepseek_v32", {**_OF_V3, **_INDEX, **rope("yarn", mscale_all_dim=1.0, **_YARN)}),
+    "glm_moe_dsa": Case("glm_moe_dsa", {**_ONE_GROUP, **_INDEX}),
+    "glm_moe_dsa-shared": Case(
+        "glm_moe_dsa", {**_ONE_GROUP, **_INDEX, "indexer_types": ["full", "shared", "shared", "full"]}
     ),
     "youtu": Case("youtu", {"head_dim": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}),
 }

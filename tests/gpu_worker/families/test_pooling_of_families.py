@@ -44,6 +44,8 @@ KINDS = (
     Pooling("mean", is_normalized=False),
     Pooling("last", 24),
     Pooling("mean", 24),
+    Pooling("weighted_mean"),
+    Pooling("mean_sqrt_len", is_normalized=False),
 )
 
 
@@ -52,8 +54,14 @@ def expected(reference: Reference, text: list[int], pooling: Pooling) -> torch.T
     base = reference.model.base_model
     base = base.model if base is reference.model else base  # Llama 4's is its own
     hidden = base(torch.tensor([text])).last_hidden_state[0]
-    vector = hidden[-1] if pooling.kind == "last" else hidden.double().mean(0).float()
-    vector = vector[: pooling.size or None]
+    num_tokens = len(text)
+    weights = {
+        "last": torch.nn.functional.one_hot(torch.tensor(num_tokens - 1), num_tokens).double(),
+        "mean": torch.full((num_tokens,), 1 / num_tokens, dtype=torch.float64),
+        "mean_sqrt_len": torch.full((num_tokens,), num_tokens**-0.5, dtype=torch.float64),
+        "weighted_mean": torch.arange(1, num_tokens + 1, dtype=torch.float64) / (num_tokens * (num_tokens + 1) / 2),
+    }
+    vector = (weights[pooling.kind] @ hidden.double()).float()[: pooling.size or None]
     return torch.nn.functional.normalize(vector, dim=0) if pooling.is_normalized else vector
 
 
@@ -62,7 +70,11 @@ def check_pooled(reference: Reference, run: Schedule, **options: Any) -> None:
     texts = texts_of(reference.case)
     engine = engine_of(reference, run, options | {"kind": Pooled})
     assert isinstance(engine, Pooled)
-    asked = [(text, pooling) for i, text in enumerate(texts) for pooling in (KINDS if run.together else KINDS[i % 4 :])]
+    asked = [
+        (text, pooling)
+        for i, text in enumerate(texts)
+        for pooling in (KINDS if run.together else KINDS[i % len(KINDS) :])
+    ]
     for _ in range(1 + run.cached):
         beside = engine.add(texts[0], GREEDY)
         ids = []

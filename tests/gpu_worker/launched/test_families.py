@@ -16,7 +16,7 @@ from tests.gpu_worker.families.test_parity_of_families import is_ours
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
 from tests.gpu_worker.launched.launch_kinds import recorded_kinds
 
-SOME = ("gpt_oss", "qwen3_5_text")
+SOME = ("gpt_oss", "qwen3_5_text", "glm_moe_dsa-shared")
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, num_logprobs=0)
 
 

@@ -13,7 +13,7 @@ import torch
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import MemoryUse
 from penstock.gpu_worker.models import latent_attention
-from penstock.gpu_worker.models.latent_attention import Absorbed, LatentPages
+from penstock.gpu_worker.models.latent_attention import Absorbed, LatentPages, _sizes_of
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.startup.memory_profile import pool_budget
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup
@@ -89,7 +89,7 @@ def test_rows_that_attend_in_the_same_way_go_together(
     monkeypatch: pytest.MonkeyPatch, contexts: int, expected: list[tuple[bool, int]]
 ) -> None:
     monkeypatch.setattr(latent_attention, "_CONTEXTS", contexts)
-    parts = LatentPages(inputs_of(ROWS, 4), PageGroup((0,), 4, 1, 40, has_values=False))._make_plan(ITS)
+    parts = LatentPages(inputs_of(ROWS, 4), PageGroup((0,), 4, 1, 40, has_values=False))._make_plan(_sizes_of(ITS))
     assert [(isinstance(part, Absorbed), part.tokens.stop - part.tokens.start) for part in parts] == expected
 
 

@@ -196,6 +196,7 @@ def check_what_is_read_twice(whole: Decoder, stored: Stored, size: int) -> None:
     """Matrices are read once, apart from those that every rank has, and KV heads that are fewer than ranks."""
     names = whole.names
     every = {names.router, names.q_a, names.kv_a, names.layer_input_down, names.layer_input_up, names.shared_gate}
+    every |= {names.index_q, names.index_k, names.index_weights}
     for name, times in stored.num_read.items():
         if times.ndim < 2 or any(f".{each}." in name for each in every if each):
             continue

@@ -32,7 +32,7 @@ from tests.gpu_worker.formats.test_models_in_formats import FORMATS, case_of
 from tests.gpu_worker.parallel.group import GroupEngine, Groups, groups
 
 IS_LONG = bool(os.environ.get("PENSTOCK_SOAK"))
-USUAL = {2: ("qwen3", "deepseek_v3"), 4: ("mixtral",)}
+USUAL = {2: ("qwen3", "glm_moe_dsa-shared"), 4: ("mixtral",)}
 """With four ranks, two have the same KV head."""
 REFUSED = {("deepseek_v3-kimi", 2), ("deepseek_v3-kimi", 4), ("glm4-no-biases", 4)}
 """Five heads and six."""

@@ -6,11 +6,22 @@ import pytest
 import torch
 
 from penstock.kernels.latents.attention import expanded_attention_reference, latent_attention_reference
+from penstock.kernels.latents.choice import choose_reference
 from penstock.kernels.latents.write import latent_write_reference
 from penstock.kernels.triton.latents.attention import LatentTiles, latent_attention_triton
+from penstock.kernels.triton.latents.choice import choose_triton, keep_index_keys_triton
 from penstock.kernels.triton.latents.expanded import ExpandedTiles, expanded_attention_triton
 from penstock.kernels.triton.latents.write import latent_write_triton
-from tests.kernels.latent_cases import Lens, bounds_of, expanded_inputs, latent_inputs
+from tests.kernels.latent_cases import (
+    Lens,
+    bounds_of,
+    chosen_inputs,
+    chosen_reference,
+    expanded_inputs,
+    index_inputs,
+    latent_inputs,
+    positions_of,
+)
 from tests.kernels.tolerances import assert_near
 
 DECODES: Lens = ((1, 1), (1, 16), (1, 17), (1, 67))
@@ -92,3 +103,36 @@ def test_write(device: str, dtype: torch.dtype, num_tokens: int, by_position: bo
     latent_write_triton(kv, queries[1], at, table, weight, 1e-6, pools[1], slots)
     assert_near(queries[1], queries[0], factor=2)
     assert_near(pools[1], pools[0], factor=2)
+
+
+@pytest.mark.parametrize(("num_heads", "dim", "top_k"), [(8, 16, 5), (12, 24, 3), (64, 128, 9), (8, 16, 100)])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_choice(
+    monkeypatch: pytest.MonkeyPatch, device: str, page_size: int, num_heads: int, dim: int, top_k: int
+) -> None:
+    """Also when scores are held of few tokens at once, and with a longer bound, as in a captured graph."""
+    inputs = index_inputs(MIXED, num_heads, dim, 40, page_size, torch.float32, device)
+    expected = choose_reference(*inputs, top_k=top_k)
+    assert positions_of(choose_triton(*inputs, top_k=top_k, max_seq_len=40), inputs) == expected
+    monkeypatch.setattr("penstock.kernels.triton.latents.choice.MOST_SCORES", 500)
+    assert positions_of(choose_triton(*inputs, top_k=top_k, max_seq_len=200), inputs) == expected
+
+
+def test_chosen_attention(device: str, dtype: torch.dtype) -> None:
+    """Each token is a row of its own, and each of its positions a page; more is kept behind a latent and its key."""
+    q, pages, choice = chosen_inputs(21, 9, 16, 32, 16, dtype, device)
+    starts = torch.arange(22, dtype=torch.int32, device=device)
+    bounds: dict[str, Any] = {"max_query_len": 1, "max_seq_len": 9}
+    got = latent_attention_triton(q, pages, choice.slots, starts, choice.counts, kv_rank=32, scale=0.2, **bounds)
+    assert_near(got, chosen_reference(q, pages, choice, 32, 0.2))
+
+
+def test_index_keys(device: str, dtype: torch.dtype) -> None:
+    k, slots = torch.randn(5, 24, device=device).to(dtype), torch.tensor([7, -1, 30, 0, 95], device=device)
+    pages = torch.full((6, 1, 16, 64), 7.0, dtype=dtype, device=device)
+    keep_index_keys_triton(k, pages, slots)
+    entries = pages.view(-1, 64)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            assert torch.equal(entries[slot, 40:], k[token])
+    assert int((entries == 7.0).sum()) == entries.numel() - 4 * 24

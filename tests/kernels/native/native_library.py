@@ -13,7 +13,7 @@ from torch.nn import functional
 from penstock.kernels.attention.kv_quantization import PageLayout
 from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native import build
-from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.attention.latents import NativeIndexer, PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts, routing_struct
 from penstock.kernels.native.library import UNIT, Library, PackedLinear
 from penstock.kernels.native.pool import kv_kind
@@ -45,7 +45,7 @@ class _Shape(ctypes.Structure):  # AttentionShape in blocks.h
         ("value_dim", c_int32),
         ("softcap", c_float),
         ("sinks", c_void_p),
-        ("head_bytes", c_int32),
+        *(("head_bytes", c_int32), ("entry_dim", c_int32)),
     )
 
 
@@ -53,7 +53,7 @@ class _Rows(ctypes.Structure):  # AttentionRows in attention.h
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "page_table_stride")),
         *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows", "paths")),
-        *(("path_stride", c_int32), ("last_seen", c_void_p)),
+        *(("path_stride", c_int32), ("path_rows", c_void_p), ("last_seen", c_void_p)),
     )
 
 
@@ -164,3 +164,32 @@ def native_latent_attention(
         *(pointer(q), c_int32(q.stride(0)), pointer(out), c_int32(out.stride(0))),
     )
     return out
+
+
+def native_choice(
+    library: Library,
+    indexer: NativeIndexer,
+    pages: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    k: Tensor,
+    q: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Keep index keys k [T, Di], and choose with q [T, Hi, Di] and weights [T, Hi] -> positions int32[T, top_k].
+
+    The last results are also what `native_latent_attention` attends to. Rows of tokens that see all are -1.
+    """
+    k, q = k.clone(), q.clone()
+    places = torch.full((q.shape[0], indexer.struct.top_k), -1, dtype=torch.int32)
+    tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
+    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    library.functions.penstock_choose(
+        *(ctypes.byref(indexer.struct), c_int32(pages.shape[2]), pointer(pages)),
+        *(c_int32(pages.dtype == torch.bfloat16), ctypes.byref(rows), pointer(k), pointer(q), pointer(weights)),
+        *(pointer(cos_sin), pointer(slots), pointer(places)),
+    )
+    return places

@@ -59,6 +59,8 @@ CASES = {
         {**_MODERN, "num_labels": 2, "classifier_pooling": "mean", "classifier_bias": True},
     ),
     "nomic": Case("NomicBertModel", "NomicBertConfig", {}, True),
+    "jina": Case("JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", {"pad_token_id": 1}),
+    "jina, classes": Case("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 3}),
 }
 
 

@@ -25,7 +25,7 @@ SCHEDULES = {
     "one at a time": {"max_num_batched_tokens": 61, "pipeline_depth": 1},
     "small pages, two rows": {"max_num_batched_tokens": 64, "page_size": 4, "max_num_seqs": 2, "pipeline_depth": 1},
 }
-KINDS: tuple[PoolingKind, ...] = ("cls", "mean", "last", "max")
+KINDS: tuple[PoolingKind, ...] = ("cls", "mean", "last", "max", "weighted_mean", "mean_sqrt_len")
 
 
 class Pooled(Engine):
@@ -61,6 +61,11 @@ def pooled(states: Tensor, kind: str) -> Tensor:
             return states.mean(0)
         case "max":
             return states.amax(0)
+        case "weighted_mean":
+            weights = torch.arange(1, len(states) + 1, dtype=states.dtype)[:, None]
+            return (weights * states).sum(0) / weights.sum()
+        case "mean_sqrt_len":
+            return states.sum(0) / len(states) ** 0.5
         case _:
             return states[-1]
 

@@ -12,7 +12,7 @@ import transformers
 from sentence_transformers.sentence_transformer import modules
 
 from penstock import LLM, ApiError, ConfigError
-from tests.parts.encoders.checkpoints import CASES, SIZES, WORDS, add_tokenizer, make
+from tests.parts.encoders.checkpoints import CASES, SIZES, WORDS, add_tokenizer, make, says
 
 TEXTS = ["w1 w2", " ".join(WORDS[3:30]), "w7", "w9 w8 w7 w6", "w1 w2"]
 SMALL: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_num_batched_tokens": 256}
@@ -42,7 +42,7 @@ def check(found: Any, right: Any) -> None:
     assert np.abs(np.array(found) - np.array(right)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("mode", ["cls", "mean", "max", "lasttoken"])
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
 @pytest.mark.parametrize("is_normalized", [False, True])
 def test_modules(plain: Path, tmp_path: Path, mode: str, is_normalized: bool) -> None:
     behind = [modules.Pooling(64, mode)] + [modules.Normalize()] * is_normalized
@@ -87,9 +87,24 @@ def test_a_plain_encoder(plain: Path) -> None:
 
 
 def test_what_is_refused(plain: Path, tmp_path: Path) -> None:
-    saved(plain, tmp_path / "saved", modules.Pooling(64, "mean_sqrt_len_tokens"))
-    with pytest.raises(ConfigError, match="mean_sqrt_len_tokens"), LLM(tmp_path / "saved", **SMALL) as llm:
+    saved(plain, tmp_path / "saved", modules.Pooling(64, ("cls", "mean")))
+    with pytest.raises(ConfigError, match="pooling_mode"), LLM(tmp_path / "saved", **SMALL) as llm:
         llm.embed("w1", use_tqdm=False)
+
+
+def test_vectors_of_tokens_are_refused(plain: Path, tmp_path: Path) -> None:
+    """ColBERT's files say it in either of two ways: a vector that is pooled after all would be of no use."""
+    saved(plain, tmp_path / "saved", modules.Pooling(64, "mean"))
+    said = tmp_path / "saved" / "config_sentence_transformers.json"
+    said.write_text(json.dumps(json.loads(said.read_text()) | {"model_type": "ColBERT"}))
+    with pytest.raises(ConfigError, match="ColBERT"), LLM(tmp_path / "saved", **SMALL):
+        pass
+    says(plain, ("Transformer", {}), ("Dense", {"in_features": 64, "out_features": 8}))
+    try:
+        with pytest.raises(ConfigError, match="no Pooling"), LLM(plain, **SMALL):
+            pass
+    finally:
+        (plain / "modules.json").unlink()
 
 
 @pytest.mark.parametrize("case", ["bert, one class", "roberta, one class"])

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplerUse, SamplingParams, StepPlan
 from penstock.kernels.sampling.sampling import SamplingNeeds, sample
-from penstock.parts.samplers.worker import SamplerRows
+from penstock.parts.samplers.worker.rows import SamplerRows
 from tests.gpu_worker.state.test_row_state import int32
 
 NEVER = -math.inf
@@ -100,6 +101,19 @@ def dry(z: Logits, multiplier: float, base: float, allowed: float, window: float
     return [x - multiplier * base ** (longest[i] - allowed) * loses[i] for i, x in enumerate(z)]
 
 
+def mirostat(z: Logits, version: float, tau: float, eta: float, mu: float = 4.0) -> Logits:
+    p, order = softmax(z), sorted(range(len(z)), key=lambda i: -z[i])
+    if version == 2:
+        return kept(z, lambda i: i == order[0] or (p[i] > 0 and -math.log2(p[i]) <= mu))
+    pairs = [(i, a, b) for i, (a, b) in enumerate(pairwise(order)) if i < 99 and p[b] > 0]
+    steps = [math.log((i + 2) / (i + 1)) for i, _, _ in pairs]
+    falls = [math.log(p[a] / p[b]) for _, a, b in pairs]
+    exponent = sum(t * b for t, b in zip(steps, falls, strict=True)) / sum(t * t for t in steps)
+    excess = exponent - 1
+    num = ((excess * 2**mu) / (1 - len(z) ** -excess)) ** (1 / exponent)
+    return kept(z, order[: max(int(num), 1)].__contains__)
+
+
 def penalties(z: Logits, repetition: float, presence: float, frequency: float) -> Logits:
     counts = Counter(TOKENS[NUM_PROMPT_TOKENS:])
     z = [(x / repetition if x > 0 else x * repetition) if i in TOKENS else x for i, x in enumerate(z)]
@@ -155,6 +169,8 @@ CASES: list[tuple[str, Callable[..., Logits], tuple[float, ...]]] = [
     ("temperature", temperature, (0.6,)),
     ("temperature", temperature, (0.0,)),
     ("logit_bias", bias, (2, 1.5, 11, -3.0)),
+    ("mirostat", mirostat, (1, 2.0, 0.1)),
+    ("mirostat", mirostat, (2, 2.0, 0.1)),
 ]
 
 
@@ -168,7 +184,7 @@ def test_it_is_its_formula(name: str, reference: Callable[..., Logits], values: 
             for i in draws.sample(range(24), num_never):
                 z[i] = NEVER
             z = torch.tensor(z).tolist()  # as fp32
-            draw = Draw(torch.tensor(TOKENS, dtype=torch.int32), NUM_PROMPT_TOKENS, lambda: 0.5)
+            draw = Draw(torch.tensor(TOKENS, dtype=torch.int32), NUM_PROMPT_TOKENS, lambda: 0.5, torch.tensor(4.0))
             found = samplers()[name].apply(torch.tensor(z), values, draw).tolist()
             expected = reference(z, *values)
             assert [x > NEVER for x in found] == [x > NEVER for x in expected]
@@ -181,13 +197,59 @@ def test_every_sampler_has_a_case() -> None:
     assert {name for name, *_ in CASES} == {*samplers()}
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("tau", "eta"), [(3.0, 0.1), (1.0, 0.7), (0.0, 0.1)])
+def test_mirostat_follows_its_target(version: int, tau: float, eta: float) -> None:
+    """Token after token: what is kept, and mu; interrupted and continued by another worker, with guesses in between."""
+    draws = random.Random(version)
+    params = SamplingParams(max_tokens=99, seed=5, samplers=(SamplerUse("mirostat", (version, tau, eta)),))
+    num_known, mu, state = 2, 2 * tau, None
+    tokens = torch.zeros(1, 99, dtype=torch.int32)
+    surprises = []
+    for _ in range(10):
+        part = SamplerRows(torch.device("cpu"))
+        known = tokens[0, :num_known].numpy().tobytes()
+        part.enter(StepPlan(0, b"", b"", b"", b"", (NewRow(0, known, 2, params, b"", sampler_state=state),)))
+        for _ in range(4):
+            num = draws.choice((1, 1, 3))  # the last two are guesses, of which one is right
+            z = [torch.tensor([draws.gauss(0, 3) for _ in range(200)]) for _ in range(num)]
+            logits, wanted = torch.stack(z), []
+            tokens[0, num_known : num_known + num] = torch.tensor([draws.randrange(3) for _ in range(num)])
+            drawn_tokens = []
+            for i in range(num):
+                wanted.append(mirostat(z[i].tolist(), version, tau, eta, mu))
+                among = softmax(wanted[i])
+                drawn_tokens += draws.choices(range(200), among)
+                if i + 1 < num:  # its guess
+                    tokens[0, num_known + i] = drawn_tokens[i] if i == 0 else 7
+                surprises.append(-math.log2(among[drawn_tokens[i]]))
+                mu -= eta * (surprises[-1] - tau)
+                if i == 1:
+                    break
+            rows, positions = np.zeros(num, dtype=np.int32), num_known + np.arange(num)
+            assert part.shape(logits, rows, positions, tokens) == ()
+            for found, expected in zip(logits, wanted, strict=False):
+                assert found.tolist() == pytest.approx(expected)
+            for i, token in enumerate(drawn_tokens):
+                tokens[0, num_known + i] = token
+            sent = part.sends()
+            assert sent is not None
+            assert sent.values is not None
+            states = sent.values.view(torch.float32).tolist()
+            assert states[len(drawn_tokens) - 1] == pytest.approx(mu, abs=1e-3)
+            mu, num_known = states[len(drawn_tokens) - 1], num_known + len(drawn_tokens)
+        state = mu
+    if tau and eta < 0.5:
+        assert sum(surprises[20:]) / len(surprises[20:]) == pytest.approx(tau, rel=0.25)
+
+
 def drawn(uses: tuple[SamplerUse, ...], z: Logits, num: int) -> list[int]:
     """Tokens at `num` positions of one row with these logits."""
     state = RowState(1, num + 1, 16, CpuDevice(1))
     params = SamplingParams(max_tokens=9, seed=5, samplers=uses)
     plan = StepPlan(0, b"", b"", b"", b"", (NewRow(0, int32(1), 1, params, int32(0)),))
     state.apply(plan)
-    part = SamplerRows()
+    part = SamplerRows(torch.device("cpu"))
     part.enter(plan)
     rows, positions = np.zeros(num, dtype=np.int32), np.arange(1, num + 1)
     logits = torch.tensor(z).repeat(num, 1)
@@ -212,7 +274,7 @@ def test_what_is_drawn_has_its_distribution() -> None:
 
 
 def test_a_sampler_that_fails_or_is_missing_ends_its_row_only() -> None:
-    part = SamplerRows()
+    part = SamplerRows(torch.device("cpu"))
     z = torch.zeros(2, 9)
     new = [
         NewRow(row, int32(1), 1, SamplingParams(max_tokens=9, samplers=(SamplerUse(name, ()),)), int32(0))
@@ -228,7 +290,7 @@ def test_a_sampler_that_fails_or_is_missing_ends_its_row_only() -> None:
 
 
 def test_logits_without_a_distribution_are_for_the_draw_to_tell() -> None:
-    part = SamplerRows()
+    part = SamplerRows(torch.device("cpu"))
     params = SamplingParams(max_tokens=9, samplers=(SamplerUse("typical_p", (0.5,)), SamplerUse("top_p", (0.5,))))
     part.enter(StepPlan(0, b"", b"", b"", b"", (NewRow(0, int32(1), 1, params, int32(0)),)))
     for bad in (math.nan, math.inf, NEVER):
@@ -239,7 +301,7 @@ def test_logits_without_a_distribution_are_for_the_draw_to_tell() -> None:
 
 def test_ends_are_not_drawn_before_their_time() -> None:
     """Stop tokens go first: a filter must leave others."""
-    part = SamplerRows()
+    part = SamplerRows(torch.device("cpu"))
     params = SamplingParams(
         max_tokens=9, min_tokens=3, stop_token_ids=(4,), samplers=(SamplerUse("temperature", (0.0,)),)
     )

@@ -26,6 +26,19 @@ CASES = {
     "deepseek_v3": Case(
         "deepseek_v3", {"num_hidden_layers": 3, "num_key_value_heads": 4, "head_dim": 8, "n_group": 4, "topk_group": 2}
     ),
+    "glm_moe_dsa": Case(
+        "glm_moe_dsa",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "indexer_types": ["full"] * 3,
+            "index_n_heads": 12,
+            "index_head_dim": 24,
+            "index_topk": 7,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 _LAST = 2
 
@@ -34,7 +47,8 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, nn.Mod
     """A model whose last layer predicts further tokens: returns the model without it, the layer, and its tensors."""
     model = make_model(CASES[name])
     model.save_pretrained(folder)
-    edit_config(folder, num_hidden_layers=_LAST, num_nextn_predict_layers=1)
+    kinds = {name: its[:_LAST] for name, its in vars(model.config).items() if name.endswith("_types") and its}
+    edit_config(folder, num_hidden_layers=_LAST, num_nextn_predict_layers=1, **kinds)
     hidden, generator = model.config.hidden_size, torch.Generator().manual_seed(4)
     own = {each: 1 + torch.randn(hidden, generator=generator) * 0.2 for each in ("enorm", "hnorm", "shared_head.norm")}
     own["eh_proj"] = torch.randn(hidden, 2 * hidden, generator=generator) * 0.15

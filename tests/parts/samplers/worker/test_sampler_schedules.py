@@ -21,8 +21,10 @@ USES = (
     (SamplerUse("penalties", (1.1, 0.2, 0.1)), SamplerUse("typical_p", (0.7,)), SamplerUse("temperature", (1.3,))),
     (),
     (SamplerUse("dynamic_temperature", (0.2, 1.5, 1.0)), SamplerUse("dry", (2.0, 1.75, 2, 0, 5))),
+    (SamplerUse("mirostat", (2, 3.0, 0.7)),),
+    (SamplerUse("temperature", (1.3,)), SamplerUse("mirostat", (1, 2.0, 0.9))),
 )
-SAMPLING = [SamplingParams(max_tokens=NUM_NEW, seed=i, samplers=uses) for i, uses in enumerate((*USES, *USES[:2]))]
+SAMPLING = [SamplingParams(max_tokens=NUM_NEW, seed=i, samplers=uses) for i, uses in enumerate(USES)]
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +67,13 @@ def test_with_drafts(checkpoint: Make, alone: list[list[list[int]]], tmp_path: P
     drafting_of(engine.scheduler).lengths = always
     assert engine.run(PROMPTS, SAMPLING, n=2) == alone
     assert always.num_guessed > 0 or name == "suffix"  # finds nothing to repeat
+
+
+def test_what_a_sampler_keeps_comes_along(checkpoint: Make) -> None:
+    """After preemptions, of which each sequence has some."""
+    folder = checkpoint("llama")[0]
+    kept = [SamplingParams(max_tokens=NUM_NEW, seed=i, samplers=USES[4 + i % 2]) for i in range(len(PROMPTS))]
+    expected = Engine(folder, **schedule(4096, 16, 0, num_tokens=3200)).run(PROMPTS, kept, n=2)
+    engine = Engine(folder, **schedule(16, 4, 1, num_tokens=180, cached=True))
+    assert engine.run(PROMPTS, kept, n=2) == expected
+    assert engine.scheduler.stats().num_preemptions > 0
