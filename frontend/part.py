@@ -29,7 +29,10 @@ class FrontendPart:
 
     @classmethod
     def of(cls, service: Any) -> "FrontendPart | None":
-        """The part of this frontend (`Service`); None if its options switch it off. Called inside the event loop."""
+        """The part of this frontend; None if it is switched off, or the model has no use for it.
+
+        Called inside the event loop, as soon as the service (`Service`) has all but its `prompts`.
+        """
         return cls()
 
     async def start(self) -> None:

@@ -17,7 +17,7 @@ class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_accounts", "_blocked", "_favoured", "_is_held", "_kv", "_parts", "_running", "_suspects", "_totals",
+        "_accounts", "_blocked", "_favoured", "_is_paused", "_kv", "_parts", "_running", "_suspects", "_totals",
         "_waiting",
     )  # fmt: skip
 
@@ -38,21 +38,18 @@ class Admissions:
         self._totals = totals
         self._suspects = suspects
         self._parts = parts
-        self._is_held = False
+        self._is_paused = False
         self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
-    def hold(self) -> None:
-        """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever.
-
-        This holds the whole queue; `WaitingQueue.hold` sets one request aside, `KVPages.hold` protects cached pages.
-        """
-        self._is_held = True
+    def pause(self) -> None:
+        """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever."""
+        self._is_paused = True
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether nothing is admitted until a sequence has left."""
-        return self._is_held
+        return self._is_paused
 
     def favour(self, seq: Sequence) -> None:
         """Sequences were preempted for this one."""
@@ -86,7 +83,7 @@ class Admissions:
 
     def sequence_left(self) -> None:
         """A sequence has ended or is paused: there may be room now, and another head."""
-        self._is_held = False
+        self._is_paused = False
         self._blocked = None
 
     def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
@@ -138,7 +135,7 @@ class Admissions:
         for why_not_join in self._parts.why_not_join:
             if why := why_not_join(request):
                 return why
-        if self._is_held and len(self._running) and seq is not self._favoured:
+        if self._is_paused and len(self._running) and seq is not self._favoured:
             return Blocked.NO_PAGES_SINCE
         return ""
 
@@ -201,7 +198,7 @@ class Admissions:
         if seq is self._favoured:
             self._favoured = None
         else:
-            self._is_held = False
+            self._is_paused = False
         kv.pool.share(start.page_ids)
         kv.reserve(num_new_pages)
         self._waiting.admit(seq)

@@ -218,11 +218,11 @@ class SchedulerPart:
     def finished(self, request: Request, num_outputs: int) -> None:
         """A sequence of the request that has a row ends with `num_outputs` tokens of output (vectors are left out)."""
 
-    def saves(self, seq: Sequence) -> bool:
+    def swaps_out(self, seq: Sequence) -> bool:
         """A running sequence is about to be preempted; return whether its pages are kept elsewhere until it is back."""
         return False
 
-    def left_row(self, seq: Sequence) -> bool:
+    def keeps_pages(self, seq: Sequence) -> bool:
         """A sequence is about to lose its row; return whether its pages are kept: then they must not be released."""
         return False
 
@@ -368,8 +368,8 @@ class Parts:
         self.take_errors: list[Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = self._calls("take_errors")
         self.finished = self._calls("finished")
         self.copied = self._calls("copied")
-        self.saves: list[Callable[[Sequence], bool]] = self._calls("saves")
-        self.left_row: list[Callable[[Sequence], bool]] = self._calls("left_row")
+        self.swaps_out: list[Callable[[Sequence], bool]] = self._calls("swaps_out")
+        self.keeps_pages: list[Callable[[Sequence], bool]] = self._calls("keeps_pages")
         self.leave = self._calls("leave")
         self.let_go = self._calls("let_go")
         self.leave_owner = self._calls("leave_owner")

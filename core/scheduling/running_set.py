@@ -18,7 +18,7 @@ class RunningSet:
     """
 
     __slots__ = (
-        "_batch", "_free_rows", "_held_back", "_parts", "decodes", "draining", "freed_rows", "giving_way",
+        "_batch", "_decode_parts", "_free_rows", "_held_back", "decodes", "draining", "freed_rows", "giving_way",
         "num_entered", "num_left", "num_parts", "prefills", "rows_of",
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ class RunningSet:
         self.rows_of: dict[str, dict[str, int]] = {}  # by tenant and group
         self._batch: DecodeBatch | None = None  # of all decodes
         self.num_parts = num_parts
-        self._parts = DecodeParts(num_parts) if num_parts > 1 else None
+        self._decode_parts = DecodeParts(num_parts) if num_parts > 1 else None
 
     def __len__(self) -> int:
         return len(self.prefills) + len(self.decodes) + len(self.draining)
@@ -98,8 +98,8 @@ class RunningSet:
         del (self.prefills if seq in self.prefills else self.draining)[seq]
         self.decodes[seq] = None
         self._batch = None
-        if self._parts is not None:
-            self._parts.join(seq)
+        if self._decode_parts is not None:
+            self._decode_parts.join(seq)
 
     def to_draining(self, seq: Sequence) -> None:
         """The sequence's last sample is launched; only results are missing."""
@@ -108,8 +108,8 @@ class RunningSet:
 
     def decode_batch(self) -> DecodeBatch:
         """Return the decodes for the next plan; the same object until a sequence joins or leaves."""
-        if self._parts is not None:
-            return self._parts.next_batch()
+        if self._decode_parts is not None:
+            return self._decode_parts.next_batch()
         if self._batch is None:
             seqs = list(self.decodes)
             if self._held_back:
@@ -131,5 +131,5 @@ class RunningSet:
     def _decodes_no_more(self, seq: Sequence) -> None:
         del self.decodes[seq]
         self._batch = None
-        if self._parts is not None:
-            self._parts.leave(seq)
+        if self._decode_parts is not None:
+            self._decode_parts.leave(seq)

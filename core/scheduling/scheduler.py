@@ -433,7 +433,7 @@ class Scheduler:
 
     def _leave_row(self, seq: Sequence) -> None:
         self.accounts.leave(seq, self.kv.now, self.in_flight[-1].step_id if self.in_flight else -1)
-        are_kept = [left_row(seq) for left_row in self.parts.left_row]
+        are_kept = [keeps_pages(seq) for keeps_pages in self.parts.keeps_pages]
         if not any(are_kept):
             self.kv.release(seq)
         self.running.leave(seq)

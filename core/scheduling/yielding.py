@@ -38,7 +38,7 @@ class Yielding:
     """Preempts sequences of one worker in favour of others."""
 
     __slots__ = (
-        "_admissions", "_nobody_yields_to", "_policy", "_running", "_saves", "_totals", "_vacate", "_waiting",
+        "_admissions", "_nobody_yields_to", "_policy", "_running", "_swaps_out", "_totals", "_vacate", "_waiting",
         "preempted",
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ class Yielding:
         self._waiting = waiting
         self._running = running
         self._policy = parts.policy
-        self._saves = parts.saves
+        self._swaps_out = parts.swaps_out
         self._admissions = admissions
         self._totals = totals
         self._vacate = vacate
@@ -84,7 +84,7 @@ class Yielding:
                 self._admissions.favour(head)
             if victim is not None:
                 return
-        if not running.num_free_rows and not self._admissions.is_held:
+        if not running.num_free_rows and not self._admissions.is_paused:
             newcomer = self._waiting.without_row(running.rows_of)
             if newcomer is not None and self._admissions.lacks_room(newcomer):
                 victim = by_share(newcomer, running)
@@ -112,8 +112,8 @@ class Yielding:
         assert seq.account is not None
         seq.account.num_preemptions += 1
         if not at_end:
-            self._admissions.hold()
-        is_swapped = any(saves(seq) for saves in self._saves)
+            self._admissions.pause()
+        is_swapped = any(swaps_out(seq) for swaps_out in self._swaps_out)
         self.preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason, is_swapped))
         self._vacate(seq, at_end)
 

@@ -56,7 +56,7 @@ class DraftOutcome(NamedTuple):
         return sum(self.num_guessed), sum(max(0, num_tokens - 1) for guessed, num_tokens in pairs if guessed)
 
 
-class Drafts(NamedTuple):
+class DraftColumns(NamedTuple):
     """A plan's data about the drafts of its decodes."""
 
     counts: list[int]

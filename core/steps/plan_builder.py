@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.sequences.sequence import Owner, Sequence
-from penstock.core.steps.drafts import Drafts
+from penstock.core.steps.drafts import DraftColumns
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, RowImage, StepPlan, TokenColumns
 
@@ -168,7 +168,7 @@ class PlanBuilder:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self.drafts: Drafts | None = None  # None: no decode has any, and all starts are exact
+        self.drafts: DraftColumns | None = None  # None: no decode has any, and all starts are exact
         self.has_logprobs = False  # of some chunk
         self.num_pooled = 0  # chunks that end with a vector
         self._new_pages: list[tuple[Sequence, int]] = []
@@ -255,7 +255,7 @@ class PlanBuilder:
                 seq.num_computed_tokens += num_drafts
                 seq.num_unsure_tokens += 1 + num_drafts
         if any(start_bounds) or any(counts):
-            self.drafts = Drafts(counts, bytes(start_bounds))
+            self.drafts = DraftColumns(counts, bytes(start_bounds))
         return counts if any(counts) else []
 
     def build(

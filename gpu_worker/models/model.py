@@ -125,7 +125,7 @@ class WholeStep(NamedTuple):
     """The native CPU kernels' step, if it computes the whole model."""
 
 
-def draws_tokens(config: ModelConfig) -> bool:
+def has_logits(config: ModelConfig) -> bool:
     """Whether a model has logits: all have but the stages of a pipeline before the last one."""
     return not isinstance(config, Decoder) or config.has_head
 

@@ -11,7 +11,7 @@ import torch
 from penstock.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.latent_attention import choice_numbers, scratch_numbers
-from penstock.gpu_worker.models.model import Model, draws_tokens
+from penstock.gpu_worker.models.model import Model, has_logits
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.state.state_slots import state_slots
@@ -115,7 +115,7 @@ def _run_largest_batch(
     inputs, _ = make_inputs(batch, state, device, page_size)
     states = state_slots(model.config, num_rows, device.torch_device)
     hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
-    if not num_draws or not draws_tokens(model.config):
+    if not num_draws or not has_logits(model.config):
         return
     num_draws = min(num_rows * num_draws, num_tokens)
     logits = model.logits(hidden[:num_draws])

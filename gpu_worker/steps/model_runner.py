@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
-from penstock.gpu_worker.models.model import ImageInputs, Model, draws_tokens
+from penstock.gpu_worker.models.model import ImageInputs, Model, has_logits
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
@@ -51,7 +51,7 @@ class ModelRunner:
         self._enters_rows = model.enters_rows
         windows = [table for table, _ in self._state.window_tables]
         self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
-        self._draws = draws_tokens(model.config)
+        self._draws = has_logits(model.config)
         self._ahead: tuple[Ahead, ...] = ()  # at most one
         self.parts: Sequence[RowPart] = ()
         self._enters: list[Callable[[StepPlan], None]] = []

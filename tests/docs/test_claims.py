@@ -144,7 +144,7 @@ def test_a_request_without_a_worker_waits_as_long_as_told() -> None:
 def test_every_error_code_is_listed() -> None:
     """Also of errors in modules that docs/api_tables.py does not import."""
     told = (ROOT / "docs/api.md").read_text()
-    sources = [path.read_text() for path in (ROOT / "frontend").rglob("*.py")]
+    sources = [path.read_text() for room in ("frontend", "parts") for path in (ROOT / room).rglob("*.py")]
     codes = {code for source in sources for code in re.findall(r'\(\w+, (?:.*, )?code="([a-z_]+)"', source)}
     assert len(codes) > 45
     assert [code for code in sorted(codes) if f"| `{code}` |" not in told] == []

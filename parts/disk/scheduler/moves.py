@@ -313,7 +313,7 @@ class DiskMoves(SchedulerPart):
 
     # --- out ----------------------------------------------------------------------------------
 
-    def left_row(self, seq: Sequence) -> bool:
+    def keeps_pages(self, seq: Sequence) -> bool:
         self._note(seq)
         return False
 

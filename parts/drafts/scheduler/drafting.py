@@ -13,7 +13,7 @@ from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import DraftStats, StepResult
 from penstock.parts.drafts.scheduler.adaptive import draft_lengths
-from penstock.parts.drafts.scheduler.forced import ForcedLengths
+from penstock.parts.drafts.scheduler.forced_lengths import ForcedLengths
 from penstock.parts.drafts.scheduler.lengths import DraftLengths, FixedLengths
 from penstock.parts.drafts.scheduler.totals import DraftTotals
 

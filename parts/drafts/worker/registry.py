@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.ahead import Target
 from penstock.parts.drafts.speculative import SpeculativeConfig
-from penstock.parts.drafts.worker.forced import OnlyForced
 from penstock.parts.drafts.worker.lookup.ngram import NgramDrafter
+from penstock.parts.drafts.worker.only_forced import OnlyForced
 from penstock.parts.drafts.worker.prepared import Prepared
 
 Prepare = Callable[[SpeculativeConfig, Target], Prepared]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from penstock.config import ConfigError
-from penstock.frontend.patterns import within_json
 from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.parts.grammars.child.json_check import check_is_schema, mismatch
 from penstock.parts.grammars.child.json_parts import settle_patterns
+from penstock.parts.grammars.child.json_patterns import within_json
 from penstock.parts.grammars.child.json_repair import repair
 from penstock.parts.grammars.child.json_schema import (
     GrammarError,

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Download, Int32Array, IntArray
-from penstock.gpu_worker.models.model import draws_tokens
+from penstock.gpu_worker.models.model import has_logits
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.row_part import RowPart, Sent
 from penstock.ipc.messages import NewRow, RowError, StepPlan, StepResult
@@ -83,7 +83,7 @@ class Grammars(RowPart):
     @classmethod
     def of(cls, context: Context) -> "Grammars":
         config, make = context.model.config, cls
-        if not draws_tokens(config):
+        if not has_logits(config):
             from penstock.parts.grammars.worker.elsewhere import GrammarsElsewhere  # most models are in one stage
 
             make = GrammarsElsewhere

@@ -143,7 +143,7 @@ class Handovers(SchedulerPart):
         """Offer the pages that these chunks complete."""
         self.departures.offer(chunks, step_id)
 
-    def left_row(self, seq: Sequence) -> bool:
+    def keeps_pages(self, seq: Sequence) -> bool:
         return self.departures.keeps(seq)
 
     def leave(self, request: Request) -> None:

@@ -43,7 +43,7 @@ class Host(SchedulerPart):
         self._page_bytes = limits.page_bytes
         self._swapping = Swapping(scheduler.config.of(HostOptions).preemption, self.tiers, limits, pace)
 
-    def saves(self, seq: Sequence) -> bool:
+    def swaps_out(self, seq: Sequence) -> bool:
         return self._swapping.swap_out(seq)
 
     def copied(self, result: StepResult) -> None:

@@ -1,7 +1,7 @@
 """Guesses are asked for where the worker has said that tokens are forced, and nowhere else."""
 
 from penstock.core.steps.drafts import DraftRoom
-from penstock.parts.drafts.scheduler.forced import ForcedLengths
+from penstock.parts.drafts.scheduler.forced_lengths import ForcedLengths
 from penstock.parts.drafts.scheduler.lengths import FixedLengths
 from tests.parts.drafts.test_draft_lengths import make_rows
 

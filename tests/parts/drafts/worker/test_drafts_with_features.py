@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import DraftStats, SamplingParams, SequenceDelta
 from penstock.parts.drafts.worker.drafter import Drafter
-from penstock.parts.drafts.worker.forced import OnlyForced
 from penstock.parts.drafts.worker.lookup.ngram import NgramDrafter
+from penstock.parts.drafts.worker.only_forced import OnlyForced
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.world import EOS, PROMPT, World
 from tests.parts.drafts.drafters import draft_with
