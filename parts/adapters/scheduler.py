@@ -11,7 +11,7 @@ requests stay. Pure bookkeeping, like the scheduler that owns it.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 _UNKNOWN = "this engine does not have the request's adapter"
 _UNLOADED = "the request's adapter was unloaded"
 _KILLS = "the worker died whenever it read this adapter"
+
+
+def _of_all_ranks(answers: Collection[AdapterPrepared]) -> AdapterPrepared:
+    """No rank refuses it; a stage of a pipeline may have none of its modules."""
+    return max(answers, key=attrgetter("rank"))
 
 
 class Known:
@@ -91,7 +96,7 @@ class AdapterGate(RoomGate):
         "to_end",
     )
 
-    answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"))),)
+    answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"), _of_all_ranks)),)
     orders = (LoadAdapter, UnloadAdapter)
 
     @classmethod

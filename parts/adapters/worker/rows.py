@@ -16,7 +16,7 @@ from penstock.ipc import faults
 from penstock.ipc.messages import StepPlan
 from penstock.parts.adapters.messages import AdapterPrepared, DropAdapter, ForgetAdapter, PrepareAdapter
 from penstock.parts.adapters.options import AdapterOptions
-from penstock.parts.adapters.worker.files import AdapterError
+from penstock.parts.adapters.worker.files import AdapterError, Fitting
 from penstock.parts.adapters.worker.store import AdapterStore, Kept
 
 log = structlog.get_logger()
@@ -50,7 +50,8 @@ class AdapterRows(RowPart):
     def of(cls, context: Context) -> "AdapterRows":
         options = context.config.of(AdapterOptions)
         dtype = torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32
-        store = AdapterStore(context.adapters, dtype, max_rank=options.max_lora_rank, max_num=options.max_cpu_loras)
+        fitting = Fitting.of(context.adapters.modules, context.model.config, options.max_lora_rank)
+        store = AdapterStore(context.adapters, fitting, dtype, max_num=options.max_cpu_loras)
         num_rows = context.config.scheduler.max_num_seqs + 1
         return cls(context.adapters, store, context.device, num_slots=options.max_loras, num_rows=num_rows)
 
