@@ -28,10 +28,8 @@ class AdapterRows(RowPart):
     orders = (PrepareAdapter, DropAdapter, ForgetAdapter)
     can_be_captured = False
 
-    def __init__(
-        self, adapters: Adapters, store: AdapterStore, device: Device, *, num_slots: int, num_rows: int
-    ) -> None:
-        adapters.prepare(num_slots, num_rows)
+    def __init__(self, adapters: Adapters, store: AdapterStore, device: Device, num_slots: int) -> None:
+        """`adapters` has room for so many."""
         self.rows: dict[int, int] = {}
         """Row -> adapter id."""
         self._adapters = adapters
@@ -48,12 +46,13 @@ class AdapterRows(RowPart):
 
     @classmethod
     def of(cls, context: Context) -> "AdapterRows":
-        options = context.config.of(AdapterOptions)
-        dtype = torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32
-        fitting = Fitting.of(context.adapters.modules, context.model.config, options.max_lora_rank)
-        store = AdapterStore(context.adapters, fitting, dtype, max_num=options.max_cpu_loras)
+        options, adapters, device = context.config.of(AdapterOptions), context.adapters, context.device
+        dtype = _dtype(context.hello.dtype, device)
         num_rows = context.config.scheduler.max_num_seqs + 1
-        return cls(context.adapters, store, context.device, num_slots=options.max_loras, num_rows=num_rows)
+        adapters.prepare(options.max_loras, num_rows, options.max_lora_rank, dtype, device)
+        fitting = Fitting.of(adapters.modules, context.model.config, options.max_lora_rank)
+        store = AdapterStore(adapters, fitting, dtype, max_num=options.max_cpu_loras)
+        return cls(adapters, store, device, options.max_loras)
 
     # --- what is in memory ------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class AdapterRows(RowPart):
         return self.rows.pop(row, None) is not None
 
     def begins(self, batch: HostBatch) -> None:
-        self._adapters.begin(batch.rows, batch.num_new, self._device)
+        self._adapters.begin(batch.rows, batch.num_new)
 
     def clear(self) -> None:
         """Forget all rows, and all adapters."""
@@ -137,3 +136,10 @@ class AdapterRows(RowPart):
             self._drop(adapter_id)
         self._reading.clear()  # whoever asked is gone
         self._unwanted.clear()
+
+
+def _dtype(name: str, device: Device) -> torch.dtype:
+    """Of matrices: that of activations on a device of its own; on a CPU the kernels read fp32 and bf16."""
+    if name.startswith("bfloat16"):
+        return torch.bfloat16
+    return torch.float16 if name.startswith("float16") and device.compiles_launches else torch.float32
