@@ -9,7 +9,8 @@ A and B; then each adds to its own outputs.
 (LoRA: Hu et al. 2021, arXiv:2106.09685. Rows of different adapters in one batch: Sheng et al. 2023, arXiv:2311.03285.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ class Adapters:
         self._segments: dict[tuple[int, int], Sequence[Segment]] = {}  # by site and slot, where torch computes
         self._tokens: Sequence[tuple[int, Tensor]] = ()  # of the step: slot, and int64[n], the indices of its tokens
         self.is_adding = False
-        """Whether some of the step's tokens add something, or may when a step that is captured now is replayed."""
+        """Whether some of the step's tokens add something."""
 
     def prepare(self, num_slots: int, num_rows: int, max_rank: int, dtype: torch.dtype, device: Device) -> None:
         """Have room for so many, of these ranks and in this dtype. Without it, nothing can be added."""
@@ -191,6 +192,15 @@ class Adapters:
             slots = np.repeat(of_rows, num_new)
             found = [(int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0]
             self._tokens = [(slot, torch.from_numpy(tokens)) for slot, tokens in found]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Steps that are captured meanwhile add what is in the tables when they are replayed."""
+        self.is_adding = True
+        try:
+            yield
+        finally:
+            self.is_adding = False
 
     def added(self, site: int, x: Tensor, y: Tensor, step: ForwardInputs | None) -> Tensor:
         """y [T, out] with what the step's tokens add to the product of x [T, in]."""

@@ -54,6 +54,14 @@ def key_of(name: str, path: str) -> str:
     return f"{name}@{version}"
 
 
+def weights_bytes(path: str) -> int:
+    """The bytes of an adapter's matrices; 0 if they cannot be read."""
+    try:
+        return files_of(Path(path))[-1].stat().st_size
+    except OSError:
+        return 0
+
+
 def name_of(key: str) -> str:
     """The name in a key."""
     return key.rpartition("@")[0]

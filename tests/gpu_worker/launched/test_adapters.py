@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from penstock.gpu_worker.steps import mixed_graphs
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
+from tests.gpu_worker.counted_graphs import Counted
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
 from tests.parts.adapters.test_parity import load
@@ -26,23 +29,34 @@ def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)
 
 
-def test_rows_of_many_adapters(checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of different ranks take turns in two slots, beside rows of the model, in chunks and decodes."""
+@pytest.mark.parametrize("are_named", [True, False])
+def test_rows_of_many_adapters(
+    checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_named: bool
+) -> None:
+    """Three of different ranks take turns in two slots, beside rows of the model, in chunks and decodes.
+
+    If options name some, steps with their rows are captured, too, whichever adapters these rows have.
+    """
     folder, model = checkpoint("llama")
     merged = {"": model}
     written = {f"{rank}": write_adapter(tmp_path / f"{rank}", model, rank, seed=rank) for rank in (3, 8, 33)}
-    device = use_fake_cuda(monkeypatch)
-    options = schedule(24, 4, 1, num_tokens=400) | {"max_num_seqs": 4, "max_loras": 2}
+    monkeypatch.setattr(mixed_graphs, "_NUM_TOKENS", (8, 16))
+    monkeypatch.setattr(mixed_graphs, "_NUM_ROWS", (2,))
+    use_fake_cuda(monkeypatch)
+    options: dict[str, Any] = schedule(16, 4, 1, num_tokens=400) | {"max_num_seqs": 4, "max_loras": 2}
+    if are_named:
+        options["lora"] = (f"8={tmp_path / '8'}",)
     engine = Engine(folder, device="cuda", **options)
     for name, its in written.items():
         merged[load(engine, name, tmp_path / name)] = its
+    counted = Counted(monkeypatch)
     asks = [(prompt, key) for prompt in PROMPTS for key in merged]
     ids = [engine.add(prompt, GREEDY, adapter=key) for prompt, key in asks]
     engine.drain()
     monkeypatch.undo()  # transformers' tensors are no CUDA tensors
     for (prompt, key), request_id in zip(asks, ids, strict=True):
         assert greedy_errors(merged[key], prompt, engine.outputs[request_id, 0])[0] == []
-    assert device.num_replays > 0
+    assert (counted.num_without == 0) == are_named
 
 
 @pytest.mark.parametrize("name", ["llama-mqa-biases", "qwen3"])

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.adapters import Adapters, Factors, Site, SitePart
 from penstock.gpu_worker.models.linear import Linear
-from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.activation import Activation
 from penstock.models.weights.sources import WHOLE
@@ -25,7 +25,7 @@ from penstock.parts.adapters.worker.rows import AdapterRows
 from penstock.parts.adapters.worker.store import AdapterStore
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint, checkpoint, one_thread
-from tests.gpu_worker.engine_in_process import Engine
+from tests.gpu_worker.engine_in_process import Engine, make_config
 from tests.parts.adapters.test_parity import PROMPTS, assert_greedy, gate_of, load, run
 from tests.parts.adapters.written import write_adapter
 
@@ -155,6 +155,19 @@ def test_one_that_is_unloaded_while_it_is_read(checkpoint: Make, tmp_path: Path,
     assert_greedy(merged, PROMPTS[0], output)
 
 
+def test_the_pool_leaves_room_for_those_that_options_name(checkpoint: Make, tmp_path: Path) -> None:
+    """The largest ones, as many as are in memory at a time."""
+    folder, model = checkpoint("llama")
+    sizes = []
+    for rank in (2, 4, 8):
+        write_adapter(tmp_path / f"{rank}", model, rank)
+        sizes.append((tmp_path / f"{rank}/adapter_model.safetensors").stat().st_size)
+    named = tuple(f"{rank}={tmp_path / str(rank)}" for rank in (2, 4, 8))
+    for most in (1, 2, 32):
+        config = make_config(folder, lora=named, max_loras=most)
+        assert AdapterRows.device_bytes(config, cast(Model, None)) == sum(sizes[-most:])
+
+
 def test_the_largest_rank(checkpoint: Make, tmp_path: Path) -> None:
     folder, model = checkpoint("llama")
     engine = Engine(folder, cpu_kernels="native", max_lora_rank=4)
@@ -180,13 +193,13 @@ def test_a_product_that_computes_the_activation_itself() -> None:
     """It still does, whether or not some rows add something: so the bits of the others stay."""
     adapters, device = Adapters(), CpuDevice(1)
     product = adapters.add_site(cast(Linear, _Fused()), Site((SitePart("m", 3, 2, WHOLE),), None))
-    adapters.prepare(num_slots=1, num_rows=2)
+    adapters.prepare(num_slots=1, num_rows=2, max_rank=1, dtype=torch.float32, device=device)
     x, step = torch.randn(2, 4), cast(ForwardInputs, None)
     alone = product.of_activation(x, SILU, step)
     assert alone.eq(7).all()
     adapters.put(0, adapters.made({"m": Factors(torch.ones(1, 2), torch.ones(3, 1))}))
     adapters.give([(1, 0)])
-    adapters.begin(np.array([0, 1]), np.array([1, 1]), device)
+    adapters.begin(np.array([0, 1]), np.array([1, 1]))
     both = product.of_activation(x, SILU, step)
     assert both[0].equal(alone[0])
     torch.testing.assert_close(both[1], alone[1] + SILU(x)[1].sum())
