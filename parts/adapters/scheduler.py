@@ -148,7 +148,10 @@ class AdapterGate(RoomGate):
             self.known[message.key] = Known(message.path, is_leaving=message.is_leaving)
             self._untried[message.key] = None
             self._try()
-        elif known.is_leaving and not message.is_leaving:
+            self.has_news = True
+            return
+        known.path = message.path  # the same files, perhaps in another place
+        if known.is_leaving and not message.is_leaving:
             known.is_leaving = known.is_kept = False
             known.state, known.error = ("ready" if known.rank else "loading"), ""
             self._aborted.discard(message.key)
