@@ -256,6 +256,20 @@ def test_its_own_template_makes_the_prompt(scene: Scene, tmp_path: Path) -> None
     assert variants["fixed"].prompts is scene.service.prompts
 
 
+def test_a_file_of_llama_cpp_has_no_texts_of_its_own(scene: Scene, tmp_path: Path) -> None:
+    """Whatever lies beside it. Another content is another adapter."""
+    live, loader = scene
+    write_adapter(tmp_path, chat_template_jinja=SHOUTS)
+    keys = []
+    for content in (b"GGUF one", b"GGUF two"):
+        (tmp_path / "a.gguf").write_bytes(content)
+        assert load(live, "file", tmp_path / "a.gguf", load_inplace=True).status == 200
+        assert prompt_of(live, "file") == prompt_of(live, "test/model")
+        keys.append(loader.orders[-1].key)
+    assert len(set(keys)) == 2
+    assert load(live, "none", tmp_path / "b.gguf").status == 400
+
+
 def test_texts_that_have_changed_are_read_again(scene: Scene, tmp_path: Path) -> None:
     """Beside the same weights, too."""
     live, loader = scene

@@ -15,6 +15,7 @@ from tests.gpu_worker.conftest import one_thread
 from tests.gpu_worker.families.checkpoints import Answer, Reference
 from tests.gpu_worker.families.run import GREEDY, Scored
 from tests.gpu_worker.families.table import CASES
+from tests.gpu_worker.families.test_images import SeeingReference
 from tests.parts.adapters.test_parity import load
 
 __all__ = ["one_thread"]
@@ -58,6 +59,31 @@ def test_like_peft(tmp_path: Path, name: str) -> None:
                 assert best.indices[:, 0].tolist() == tokens
                 assert best.values[:, 0].tolist() == pytest.approx(logprobs, abs=2e-3)
         assert found != answers(engine, "")
+
+
+def test_a_model_that_sees(tmp_path: Path) -> None:
+    """Adapters of its language part are served; one that changes its tower is refused by the module's name."""
+    reference = SeeingReference(tmp_path, "qwen3-vl", [])
+    engine = Scored(reference.folder, model_impl="own", cpu_kernels="native")
+    gate = engine.scheduler.parts.get(AdapterGate)
+    assert gate is not None
+    for name, modules, why in (
+        ("text", r".*language_model.*\.(q_proj|down_proj)", ""),
+        (
+            "tower",
+            r".*(visual\.blocks\.0\.attn\.qkv|language_model.*q_proj)",
+            "it changes 'model.visual.blocks.0.attn.qkv'",
+        ),
+    ):
+        config = peft.LoraConfig(r=4, target_modules=modules, init_lora_weights=False)
+        theirs = peft.get_peft_model(deepcopy(reference.model), config).eval()
+        theirs.save_pretrained(str(tmp_path / name))
+        key = load(engine, name, tmp_path / name)
+        engine.make_ready()
+        assert why in gate.known[key].error
+        if not why:
+            for prompt, (tokens, _) in zip(PROMPTS, answers(engine, key), strict=True):
+                assert scores(theirs, prompt, tokens).indices[:, 0].tolist() == tokens
 
 
 def answers(engine: Scored, key: str) -> list[Answer]:
