@@ -168,6 +168,7 @@ class AdapterGate(RoomGate):
             self._untried.pop(key, None)
             if abort:
                 self._aborted.add(key)
+                self._pause_aborted()
 
     def forget(self, used: set[str]) -> None:
         """Forget what leaves, and is not the adapter of any request."""
@@ -290,14 +291,19 @@ class AdapterGate(RoomGate):
         """End the requests of adapters that are unloaded at once; let running ones give way to one that waits."""
         ending: list[Ending] = []
         if self._aborted:
-            for request in [each for each in self._scheduler.requests.values() if each.adapter in self._aborted]:
-                self._scheduler.pause(request.request_id)  # out of its rows: only what waits can end with an error
-                ending.append(Ending(request, _UNLOADED, "no_adapter"))
+            ending += [Ending(request, _UNLOADED, "no_adapter") for request in self._pause_aborted()]
             self._aborted.clear()
         if self._no_room and (first := self._first_held()) is not None:
             self._give_way(first)
             self._use_room()  # rows may have been lost since, for other reasons
         return ending
+
+    def _pause_aborted(self) -> list[Request]:
+        """Take requests of adapters that are unloaded at once out of their rows: only what waits ends with an error."""
+        requests = [each for each in self._scheduler.requests.values() if each.adapter in self._aborted]
+        for request in requests:
+            self._scheduler.pause(request.request_id)
+        return requests
 
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget what the old worker had: each adapter is read again when its requests' turn comes."""
