@@ -25,6 +25,7 @@ from bench.local_engine import LocalEngine
 from bench.machine import machine
 from bench.shapes_folder import shape_folder
 from penstock.gpu_worker.models.adapters import SitePart
+from penstock.parts.adapters.keys import key_of
 from penstock.parts.adapters.messages import LoadAdapter
 from penstock.parts.adapters.scheduler import AdapterGate
 from penstock.parts.adapters.worker.rows import AdapterRows
@@ -65,10 +66,12 @@ def main() -> None:
     prompts = [[1 + row] * _PROMPT for row in range(args.rows)]
     sampling = sampling_of([_NUM_STEPS] * args.rows)
     with tempfile.TemporaryDirectory() as name:
-        keys = [f"a{number}" for number in range(args.many)]
-        for key in keys:
-            write(Path(name) / key, rows.modules, args.rank)
-            gate.load(LoadAdapter(key, str(Path(name) / key)))
+        keys = []
+        for number in range(args.many):
+            folder = Path(name) / f"a{number}"
+            write(folder, rows.modules, args.rank)
+            keys.append(key_of(folder.name, str(folder)))
+            gate.load(LoadAdapter(keys[-1], str(folder)))
         kinds = {
             "without": [""] * args.rows,
             "each another": keys[: args.rows],

@@ -9,7 +9,8 @@ A and B; then each adds to its own outputs.
 (LoRA: Hu et al. 2021, arXiv:2106.09685. Rows of different adapters in one batch: Sheng et al. 2023, arXiv:2311.03285.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
+from penstock.gpu_worker.models.device_adapters import DeviceAdapters, Packed, SiteRoom
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.kernels.activation import Activation
@@ -47,6 +49,14 @@ class Site(NamedTuple):
     parts: tuple[SitePart, ...]  # whose outputs are stacked
     order: tuple[int, ...] | None  # output i is output order[i] of the stack
 
+    def room(self, max_rank: int) -> SiteRoom:
+        """What `segments` returns at most."""
+        if self.order is not None:
+            return SiteRoom(((0, len(self.order)),), max_rank * len(self.parts))
+        sizes = [_size(part.cut.outputs, part.num_outputs) for part in self.parts]
+        ends = np.cumsum(sizes).tolist()
+        return SiteRoom(tuple((end - size, end) for size, end in zip(sizes, ends, strict=True)), max_rank)
+
     def segments(self, factors: Mapping[str, Factors]) -> list[Segment]:
         """What this rank adds to the product, of the tensors that are named."""
         found, first = [], 0
@@ -75,26 +85,28 @@ def _cut(rows: Tensor, ranges: Ranges | None) -> Tensor:
 
 
 class Made(NamedTuple):
-    """What a slot can add, by the numbers of sites: for torch, or for the native kernels."""
+    """What a slot can add: by the numbers of sites for torch or the native kernels, or packed for Triton's."""
 
     segments: Mapping[int, Sequence[Segment]] = {}
     native: Mapping[int, NativeFactors] = {}
+    packed: Packed | None = None
 
     def on(self, device: torch.device) -> "Made":
-        """The same on a device. The native kernels read it where it is."""
-        return self._replace(segments={site: [its.on(device) for its in each] for site, each in self.segments.items()})
+        """The same on a device. The native kernels, and torch on a CPU, read it where it is."""
+        return self if self.packed is None else self._replace(packed=self.packed.on(device))
 
     @property
     def num_bytes(self) -> int:
         """Of all matrices."""
         segments = sum(its.a.nbytes + its.b.nbytes for each in self.segments.values() for its in each)
-        return segments + sum(part.nbytes for its in self.native.values() for part in its)
+        native = sum(part.nbytes for its in self.native.values() for part in its)
+        return segments + native + (0 if self.packed is None else self.packed.data.nbytes)
 
 
 class Adapters:
     """The sites of a model, what each slot adds to them, and which row has which slot.
 
-    The native kernels add it once a product is packed for them, torch otherwise.
+    The native kernels add it once a product is packed for them, Triton's where launches are compiled, torch otherwise.
     """
 
     def __init__(self) -> None:
@@ -102,13 +114,25 @@ class Adapters:
         self.native = NativeAdapters()
         self.rows: Int32Array = np.empty(0, dtype=np.int32)  # int32[R], the slot of each row; negative: none
         self._is_native = False
+        self._on_device: DeviceAdapters | None = None
         self._segments: dict[tuple[int, int], Sequence[Segment]] = {}  # by site and slot, where torch computes
         self._tokens: Sequence[tuple[int, Tensor]] = ()  # of the step: slot, and int64[n], the indices of its tokens
+        self.is_adding = False
+        """Whether some of the step's tokens add something."""
 
-    def prepare(self, num_slots: int, num_rows: int) -> None:
-        """Have room for this many. Without it, nothing can be added."""
+    def prepare(self, num_slots: int, num_rows: int, max_rank: int, dtype: torch.dtype, device: Device) -> None:
+        """Have room for so many, of these ranks and in this dtype. Without it, nothing can be added."""
         self.rows = np.full(num_rows, -1, dtype=np.int32)
-        self.native.prepare(num_slots, self.rows)
+        if device.compiles_launches:
+            rooms = [site.room(max_rank) for site in self.sites]
+            self._on_device = DeviceAdapters(rooms, num_slots, num_rows, dtype, device)
+        else:
+            self.native.prepare(num_slots, self.rows)
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether what is added, and to which rows, is read on the device alone."""
+        return self._on_device is not None
 
     @property
     def modules(self) -> dict[str, SitePart]:
@@ -123,6 +147,8 @@ class Adapters:
     def made(self, factors: Mapping[str, Factors]) -> Made:
         """What a slot will add, in the host's memory; `put` takes it on the device. Any thread may call this."""
         found = {number: its for number, site in enumerate(self.sites) if (its := site.segments(factors))}
+        if self._on_device is not None:
+            return Made(packed=self._on_device.made(found))
         if self._is_native:
             return Made(native={number: self.native.made(number, its) for number, its in found.items()})
         return Made(found)
@@ -130,6 +156,8 @@ class Adapters:
     def put(self, slot: int, made: Made) -> None:
         """A slot adds this from the next step on, and nothing else."""
         self.clear(slot)
+        if self._on_device is not None and made.packed is not None:
+            self._on_device.put(slot, made.packed)
         for site, its in made.native.items():
             self.native.put(site, slot, its)
         for site, segments in made.segments.items():
@@ -137,6 +165,9 @@ class Adapters:
 
     def clear(self, slot: int) -> None:
         """A slot adds nothing any more."""
+        if self._on_device is not None:
+            self._on_device.clear(slot)
+            return
         self.native.clear(slot)
         for key in [key for key in self._segments if key[1] == slot]:
             del self._segments[key]
@@ -145,25 +176,39 @@ class Adapters:
         """Let rows have slots: pairs of both; a negative slot is none."""
         for row, slot in rows:
             self.rows[row] = slot
-        self._tokens = ()
-        self.native.count()
+        self._tokens, self.is_adding = (), False
+        if self._on_device is not None:
+            self._on_device.give(self.rows)
+        else:
+            self.native.count()
 
-    def begin(self, rows: IntArray, num_new: IntArray, device: Device) -> None:
+    def begin(self, rows: IntArray, num_new: IntArray) -> None:
         """A step of these rows, with so many tokens each, is about to be computed."""
         if self._is_native:
             return
-        slots = np.repeat(self.rows[rows], num_new)
-        self._tokens = [
-            (int(slot), device.upload(np.flatnonzero(slots == slot))) for slot in np.unique(slots) if slot >= 0
-        ]
+        of_rows = self.rows[rows]
+        self.is_adding = bool((of_rows >= 0).any())
+        if self._on_device is None:
+            slots = np.repeat(of_rows, num_new)
+            found = [(int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0]
+            self._tokens = [(slot, torch.from_numpy(tokens)) for slot, tokens in found]
 
-    @property
-    def is_adding(self) -> bool:
-        """Whether some of the step's tokens add something."""
-        return bool(self._tokens)
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Steps that are captured meanwhile add what is in the tables when they are replayed."""
+        self.is_adding = True
+        try:
+            yield
+        finally:
+            self.is_adding = False
 
-    def added(self, site: int, x: Tensor, y: Tensor) -> Tensor:
+    def added(self, site: int, x: Tensor, y: Tensor, step: ForwardInputs | None) -> Tensor:
         """y [T, out] with what the step's tokens add to the product of x [T, in]."""
+        if not self.is_adding:
+            return y
+        if self._on_device is not None:
+            assert step is not None, "sites are in layers"
+            return self._on_device.added(site, x, y, step)
         for slot, tokens in self._tokens:
             for first, end, a, b in self._segments.get((site, slot), ()):
                 inner = x.index_select(0, tokens).to(a.dtype) @ a.t()
@@ -184,11 +229,11 @@ class AdaptedLinear(NamedTuple):
     adapters: Adapters
 
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
-        return self.adapters.added(self.site, x, self.linear(x, step))
+        return self.adapters.added(self.site, x, self.linear(x, step), step)
 
     def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
         y = self.linear.of_activation(x, activation, step)  # which may be one kernel, so its bits must stay
-        return self.adapters.added(self.site, activation(x), y) if self.adapters.is_adding else y
+        return self.adapters.added(self.site, activation(x), y, step) if self.adapters.is_adding else y
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         packed = self.linear.pack(library, interleaved=interleaved, rounds_inputs=rounds_inputs)._replace(

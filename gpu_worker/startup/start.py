@@ -84,6 +84,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         runner.use([part for part in parts if isinstance(part, RowPart)])
         if loaded.device.compiles_launches:
             _warm_up(config, loaded, plan, partial(warm_up_parts, runner))
+            _capture_for_parts(config, loaded, runner)
             # Objects made at start-up live as long as the process, so the collector need not scan them between steps.
             gc.collect()
             gc.freeze()
@@ -134,6 +135,16 @@ def _make_runner(config: Config, rank: Rank, loaded: Loaded, plan: PoolPlan) -> 
             runner.capture_mixed_graphs(graphs, scheduler.max_num_batched_tokens, most_drafts)
         loaded.ledger.note("graphs")
     return runner, kv
+
+
+def _capture_for_parts(config: Config, loaded: Loaded, runner: ModelRunner) -> None:
+    graphs = None if config.worker.enforce_eager else loaded.device.graphs
+    if graphs is None or not any(part.recording() for part in runner.parts):
+        return
+    with _capturing("steps with rows of parts"):
+        most, most_drafts = config.scheduler.max_num_batched_tokens, loaded.ahead.most
+        runner.capture_graphs_of_parts(graphs, loaded.dtype, most, most_drafts)
+    loaded.ledger.note("graphs")
 
 
 def rank_check(ranks: Ranks) -> Callable[[Tensor], None]:

@@ -147,6 +147,11 @@ class MixedGraphs:
             replay, outputs = self._recorder.capture(partial(self._step, batch, size.num_tokens))
             self._graphs[size] = _Graph(replay, batch, *outputs)
 
+    @property
+    def num_sizes(self) -> int:
+        """How many sizes there are."""
+        return len(self._sizes)
+
     def size_for(self, batch: HostBatch) -> GraphSize | None:
         """The smallest size that a step fits; None if it must be computed without a graph."""
         if batch.paths is not None:

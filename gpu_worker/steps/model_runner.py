@@ -1,6 +1,7 @@
 """One step: apply the plan to the row state, run the model, sample, start copying the tokens to the host."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,13 @@ from penstock.kernels.sampling.sampling import sample
 from penstock.models.description.decoder import Decoder
 
 
+class _Captured(NamedTuple):
+    """Graphs, as far as there are some."""
+
+    decodes: DecodeGraphs | None = None
+    mixed: MixedGraphs | None = None
+
+
 class ModelRunner:
     """Model, KV pool and row state on one device."""
 
@@ -57,8 +65,9 @@ class ModelRunner:
         self._enters: list[Callable[[StepPlan], None]] = []
         self._here: list[RowPart] = []  # the parts that have rows now
         self._calls = RowCalls()  # who of them does something in a step
-        self._graphs: DecodeGraphs | None = None
-        self._mixed_graphs: MixedGraphs | None = None
+        self._captured = _Captured()
+        self._captured_of: dict[RowPart, _Captured] = {}  # of steps with rows of parts that need graphs of their own
+        self._graphs = _Captured()  # those that serve the rows that are here now
         self._ended: Mark | None = None  # end of the last launched step
         self.host_pages: HostPages | None = None  # a tier below the pool
         self.check_drawn: Callable[[Tensor], None] | None = None  # gets the tokens of each step
@@ -94,7 +103,37 @@ class ModelRunner:
             most_drafts: most positions that a decode computes beyond its own.
         """
         self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
-        self._graphs = DecodeGraphs(
+        self._captured = self._graphs = _Captured(self._capture_decodes(graphs, dtype, most_drafts))
+        for ahead in self._ahead:
+            ahead.capture(graphs)
+
+    def capture_mixed_graphs(self, graphs: Graphs, max_num_batched_tokens: int, most_drafts: int = 0) -> int:
+        """Capture steps with chunks of prompts, if the model allows it; return how many sizes there are.
+
+        Call this after `capture_graphs`, and after the kernels of steps without graphs have been compiled: from now on
+        only long steps go without. Arguments are as in `capture_graphs`.
+        """
+        mixed = self._capture_mixed(graphs, max_num_batched_tokens, most_drafts)
+        self._captured = self._graphs = self._captured._replace(mixed=mixed)
+        return 0 if mixed is None else mixed.num_sizes
+
+    def capture_graphs_of_parts(
+        self, graphs: Graphs, dtype: torch.dtype, max_num_batched_tokens: int, most_drafts: int = 0
+    ) -> None:
+        """Capture all steps once more for each part whose rows need that.
+
+        Call this last; arguments are as in `capture_mixed_graphs`.
+        """
+        for part in self.parts:
+            if (recording := part.recording()) is not None:
+                with recording:
+                    self._captured_of[part] = _Captured(
+                        self._capture_decodes(graphs, dtype, most_drafts),
+                        self._capture_mixed(graphs, max_num_batched_tokens, most_drafts),
+                    )
+
+    def _capture_decodes(self, graphs: Graphs, dtype: torch.dtype, most_drafts: int) -> DecodeGraphs:
+        made = DecodeGraphs(
             self._model,
             self._kv,
             self._state,
@@ -105,40 +144,34 @@ class ModelRunner:
             max_model_len=self._max_model_len,
             dtype=dtype,
         )
-        self._graphs.capture()
-        for ahead in self._ahead:
-            ahead.capture(graphs)
+        made.capture()
+        return made
 
-    def capture_mixed_graphs(self, graphs: Graphs, max_num_batched_tokens: int, most_drafts: int = 0) -> int:
-        """Capture steps with chunks of prompts, if the model allows it; return how many sizes there are.
-
-        Call this after `capture_graphs`, and after the kernels of steps without graphs have been compiled: from now on
-        only long steps go without. Arguments are as in `capture_graphs`.
-        """
+    def _capture_mixed(self, graphs: Graphs, max_num_batched_tokens: int, most_drafts: int) -> MixedGraphs | None:
         config = self._model.config
         if not isinstance(config, Decoder) or not can_mix(self._model, self._kv):
-            return 0
+            return None
         most_rows = min(self._max_num_seqs * (1 + most_drafts), MAX_GRAPH_ROWS)
-        sizes = mixed_sizes(config, max_num_batched_tokens, most_rows, self._max_model_len)
-        self._mixed_graphs = MixedGraphs(
+        made = MixedGraphs(
             *(self._model, self._kv, self._state, graphs, self._device),
             dummy_row=self._max_num_seqs,
-            sizes=sizes,
+            sizes=mixed_sizes(config, max_num_batched_tokens, most_rows, self._max_model_len),
             max_model_len=self._max_model_len,
         )
-        self._mixed_graphs.capture()
-        return len(sizes)
+        made.capture()
+        return made
 
     def drop_graphs(self) -> None:
         """Launch all steps kernel by kernel from now on. Graphs hold on to the group of ranks that they call."""
-        self._graphs = self._mixed_graphs = None
+        self._captured = self._graphs = _Captured()
+        self._captured_of.clear()
 
     def clear_rows(self) -> None:
         """Forget all sequences."""
         self._state.clear()
         for part in self.parts:
             part.clear()
-        self._here, self._calls = [], RowCalls()
+        self._here, self._calls, self._graphs = [], RowCalls(), self._captured
         for ahead in self._ahead:
             ahead.clear()
 
@@ -219,7 +252,14 @@ class ModelRunner:
                 enter(plan)
             here = [part for part in self.parts if part.rows]
             if here != self._here:
-                self._here, self._calls = here, RowCalls.of(here)
+                self._here, self._calls, self._graphs = here, RowCalls.of(here), self._graphs_for(here)
+
+    def _graphs_for(self, here: Sequence[RowPart]) -> _Captured:
+        """The graphs in which all that parts with rows do is done."""
+        apart = [part for part in here if not part.can_be_captured]
+        if not apart:
+            return self._captured
+        return self._captured_of.get(apart[0], _Captured()) if len(apart) == 1 else _Captured()
 
     def _copy_pages(self, plan: StepPlan) -> Mark | None:
         """Copy the pages that the plan names; return when copies between tiers, which are timed, were launched."""
@@ -240,8 +280,8 @@ class ModelRunner:
             begins(batch)
         if self._whole_step is not None and int(batch.num_new.sum()) <= self._whole_step.max_tokens:
             hidden = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx, given)
-        elif self._graphs is not None and self._calls.use_graphs and self._graphs.covers(batch):
-            hidden, _ = self._graphs.replay(batch, given)
+        elif (decodes := self._graphs.decodes) is not None and decodes.covers(batch):
+            hidden, _ = decodes.replay(batch, given)
         else:
             inputs, _ = make_inputs(batch, self._state, self._device, self._page_size)
             hidden = self._model.forward(inputs._replace(given=given), self._kv)
@@ -344,17 +384,17 @@ class ModelRunner:
         self, batch: HostBatch, expanded: Expanded | None, given: Tensor | None, images: ImageInputs | None
     ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
-        takes_graphs = images is None and self._calls.use_graphs
-        if self._graphs is not None and takes_graphs and self._graphs.covers(batch):
+        decodes, mixed = self._graphs if images is None else _Captured()
+        if decodes is not None and decodes.covers(batch):
             self._begin_draws(batch, expanded)
-            hidden, sampling = self._graphs.replay(batch, given)
+            hidden, sampling = decodes.replay(batch, given)
             self._tell(batch, hidden)
             return hidden, sampling, None
-        size = None if self._mixed_graphs is None or not takes_graphs else self._mixed_graphs.size_for(batch)
+        size = None if mixed is None else mixed.size_for(batch)
         sampled: Tensor | None = None
-        if self._mixed_graphs is not None and size is not None:
+        if mixed is not None and size is not None:
             self._begin_draws(batch, expanded)
-            hidden, sampled, sampling = self._mixed_graphs.replay(batch, size)
+            hidden, sampled, sampling = mixed.replay(batch, size)
         else:
             inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
             self._begin_draws(batch, expanded)  # not earlier, because two Python threads slow each other down

@@ -16,6 +16,7 @@ The runner asks who overrides what when rows come and go, never in a step. So a 
 
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as ListOf
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -49,7 +50,11 @@ class RowPart(WorkerPart):
     """The rows for which it does something now."""
 
     can_be_captured: ClassVar[bool] = True
-    """Whether what it does for a step's rows is done in captured graphs, too."""
+    """Whether what it does for a step's rows is done in the graphs of all steps, too."""
+
+    def recording(self) -> AbstractContextManager[None] | None:
+        """If steps with its rows are to have graphs of their own: in this context, it does its part of any step."""
+        return None
 
     def warm_up(self, limits: Limits) -> Iterable[StepPlan]:
         """Plans that compile what steps with such rows launch. All is cleared afterwards."""
@@ -127,11 +132,10 @@ class RowCalls(NamedTuple):
     sends: ListOf[Callable[[], Sent | None]] = ()
     drawn: ListOf[Callable[[Download], None]] = ()
     undrawn: ListOf[RowPart] = ()  # parts for whose rows no tokens are drawn
-    use_graphs: bool = True
 
     @classmethod
     def of(cls, parts: ListOf[RowPart]) -> "RowCalls":
         """`parts`: those with rows."""
-        methods: dict[str, Any] = {name: calls(RowPart, parts, name) for name in cls._fields[:-2]}
+        methods: dict[str, Any] = {name: calls(RowPart, parts, name) for name in cls._fields[:-1]}
         undrawn = [part for part in parts if not part.draws]
-        return cls(**methods, undrawn=undrawn, use_graphs=all(part.can_be_captured for part in parts))
+        return cls(**methods, undrawn=undrawn)

@@ -25,10 +25,6 @@ class Segment(NamedTuple):
     a: Tensor  # [rank, inputs]
     b: Tensor  # [end - first, rank]
 
-    def on(self, device: torch.device) -> "Segment":
-        """A copy on a device."""
-        return self._replace(a=self.a.to(device), b=self.b.to(device))
-
 
 class NativeFactors(NamedTuple):
     """As `LowRank` in adapting.h."""

@@ -63,6 +63,15 @@ def read_container(path: Path) -> Container:
     return Container(metadata, tensors, header)
 
 
+def container_of(path: Path, data: memoryview) -> Container:
+    """Read the header of a single file whose bytes are in memory.
+
+    Raises:
+        LoadError: as in `read_container`.
+    """
+    return _read_part(path, lambda: data)
+
+
 def part_names(name: str) -> list[str]:
     """Return the name, or the names of all parts if it names one of several."""
     found = _PART.fullmatch(name)
@@ -190,8 +199,8 @@ class _Info(NamedTuple):
     offset: int
 
 
-def _read_part(path: Path) -> Container:
-    mapped = cache(partial(_mapped, path))
+def _read_part(path: Path, mapped: Callable[[], memoryview] | None = None) -> Container:
+    mapped = mapped or cache(partial(_mapped, path))
     data = mapped()
     cursor = _Cursor(data)
     _check_beginning(path, data)

@@ -86,13 +86,41 @@ def transformers_tensors(
             continue
         leaf, names = _names(name, decoder)
         if architecture.pairs_are_neighbours and leaf in ("attn_q", "attn_k"):
-            mixer = decoder.layers[0].mixer
-            assert isinstance(mixer, Attention)
-            tensor = _halves(tensor, mixer.num_heads if leaf == "attn_q" else mixer.num_kv_heads)
+            tensor = _in_halves(tensor, leaf, decoder)
         elif architecture.norm_offset and leaf.endswith("norm"):
             tensor = _shifted(tensor, -architecture.norm_offset)
         found |= zip(names, _cut(tensor, [expected.get(each) for each in names]), strict=False)
     return found
+
+
+def transformers_rows(
+    name: str, rows: StoredTensor, decoder: Decoder, architecture: Architecture
+) -> dict[str, StoredTensor]:
+    """Return rows that belong to a matrix's outputs, by transformers' names of the matrices that they belong to.
+
+    Args:
+        name: GGUF's, of the matrix; an unknown one is kept.
+        rows: [outputs, any number], in GGUF's order.
+        decoder: as in `transformers_tensors`, as `architecture`.
+    """
+    try:
+        leaf, names = _names(name, decoder)
+    except IndexError:
+        names = []
+    if not names:  # it is part of another tensor in this architecture, or of experts that the model does not have
+        return {name: rows}
+    if architecture.pairs_are_neighbours and leaf in ("attn_q", "attn_k"):
+        rows = _in_halves(rows, leaf, decoder)
+    expected = decoder_tensors(decoder)
+    shapes = [expected.get(each) for each in names]
+    pieces = [None if shape is None else (shape[0], *rows.shape[1:]) for shape in shapes] if len(names) > 1 else [None]
+    return dict(zip(names, _cut(rows, pieces), strict=False))
+
+
+def _in_halves(tensor: StoredTensor, leaf: str, decoder: Decoder) -> StoredTensor:
+    mixer = decoder.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    return _halves(tensor, mixer.num_heads if leaf == "attn_q" else mixer.num_kv_heads)
 
 
 def _names(name: str, decoder: Decoder) -> tuple[str, list[str]]:

@@ -19,8 +19,8 @@ class AdapterOptions(PartOptions, frozen=True):
     lora: Annotated[
         tuple[str, ...],
         Meta(
-            description="Adapters of the model, each a name in the API and where it is: a folder of PEFT's, or "
-            "ORG/NAME[@REVISION] of the Hugging Face hub."
+            description="Adapters of the model, each a name in the API and where it is: a folder of PEFT's, a GGUF "
+            "file of llama.cpp's, or ORG/NAME[@REVISION] of the Hugging Face hub."
         ),
         Shown("NAME=PATH", also=("--lora-modules", "--lora-paths", "--lora-adapters")),
     ] = ()

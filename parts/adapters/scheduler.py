@@ -7,11 +7,18 @@
     PrepareAdapter ──▶ worker, beside its steps ──▶ AdapterPrepared: held requests are queued again
 
 The worker has room for a number of adapters; hundreds may be known, and are read again when their turn comes. Those of
-requests stay. Pure bookkeeping, like the scheduler that owns it.
+requests stay, but for three reasons:
+
+    others have passed      requests that find their adapter in memory pass those that wait for room; after some, one
+                            adapter takes no further requests, so that it makes room when those that it has end
+    who waits goes before   requests without a row, on a greater level, let go of their adapter; they ask again
+    who runs gives way      such as work in the background: it loses its rows, several times a second at most
+
+Pure bookkeeping, like the scheduler that owns it.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
@@ -22,11 +29,10 @@ from penstock.core.scheduling.answers import FromAll
 from penstock.core.scheduling.part import Ending
 from penstock.core.scheduling.room_gate import RoomGate
 from penstock.core.scheduling.step_record import ADAPTER
-from penstock.core.scheduling.trials import ENDS_WORKERS, Trials
+from penstock.core.scheduling.trials import ENDS_WORKERS
 from penstock.core.sequences.intake import Refusal
 from penstock.core.sequences.limits import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
-from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import FrontendHello
 from penstock.parts.adapters.keys import key_of
@@ -50,6 +56,14 @@ if TYPE_CHECKING:
 _UNKNOWN = "this engine does not have the request's adapter"
 _UNLOADED = "the request's adapter was unloaded"
 _KILLS = "the worker died whenever it read this adapter"
+
+MOST_PASSING = 32
+"""Requests that may pass one that waits for room."""
+
+
+def _of_all_ranks(answers: Collection[AdapterPrepared]) -> AdapterPrepared:
+    """No rank refuses it; a stage of a pipeline may have none of its modules."""
+    return max(answers, key=attrgetter("rank"))
 
 
 class Known:
@@ -82,23 +96,25 @@ class AdapterGate(RoomGate):
     """The adapters of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
+        "_aborted",
+        "_closing",
+        "_first",
         "_ids",
         "_live",
         "_max_live",
+        "_num_passed",
+        "_scheduler",
         "_untried",
         "has_news",
         "known",
-        "to_end",
     )
 
-    answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"))),)
+    answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"), _of_all_ranks)),)
     orders = (LoadAdapter, UnloadAdapter)
 
     @classmethod
     def of(cls, scheduler: "Scheduler", before: Self | None) -> Self:
-        if before is None:
-            return cls(scheduler.waiting, scheduler.config.of(AdapterOptions).max_loras, scheduler.trials)
-        return before
+        return cls(scheduler) if before is None else before
 
     @classmethod
     def check_options(cls, config: Config) -> None:
@@ -109,12 +125,16 @@ class AdapterGate(RoomGate):
     def missed(request: Request) -> Refusal | None:
         return Refusal("no_adapter", _UNKNOWN) if request.adapter else None
 
-    def __init__(self, waiting: WaitingQueue, max_live: int, trials: Trials) -> None:
-        super().__init__(waiting, trials)
-        self._max_live = max_live
+    def __init__(self, scheduler: "Scheduler") -> None:
+        super().__init__(scheduler.waiting, scheduler.trials)
+        self._scheduler = scheduler
+        self._max_live = scheduler.config.of(AdapterOptions).max_loras
         self.known: dict[str, Known] = {}  # by key
         self.has_news = False
-        self.to_end: list[Ending] = []  # requests whose adapter is unloaded at once
+        self._aborted: set[str] = set()  # those whose requests are to end at once
+        self._closing = ""  # the one in memory that takes no further requests, because others wait for room
+        self._first: Request | None = None  # whose turn it was last of those held for room
+        self._num_passed = 0  # requests that found their adapter in memory while others waited for room
         self._untried: dict[str, None] = {}  # those that the worker was never asked for
         self._live: dict[str, _Live] = {}  # by key, the least recently used first
         self._ids: dict[int, _Live] = {}
@@ -128,17 +148,27 @@ class AdapterGate(RoomGate):
             self.known[message.key] = Known(message.path, is_leaving=message.is_leaving)
             self._untried[message.key] = None
             self._try()
-        elif known.is_leaving and not message.is_leaving:
+            self.has_news = True
+            return
+        known.path = message.path  # the same files, perhaps in another place
+        if known.is_leaving and not message.is_leaving:
             known.is_leaving = known.is_kept = False
-            known.state = "ready" if known.rank else "loading"
+            known.state, known.error = ("ready" if known.rank else "loading"), ""
+            self._aborted.discard(message.key)
+            if not known.rank and message.key not in self._live:  # it was never read
+                self._untried[message.key] = None
+                self._try()
         self.has_news = True
 
-    def unload(self, key: str) -> None:
-        """Let an adapter go with its last request."""
+    def unload(self, key: str, *, abort: bool = False) -> None:
+        """Let an adapter go with its last request, or with `abort` end those that it has."""
         if (known := self.known.get(key)) is not None:
             known.is_leaving, known.is_kept, known.state = True, False, "leaving"
             self.has_news = True
             self._untried.pop(key, None)
+            if abort:
+                self._aborted.add(key)
+                self._pause_aborted()
 
     def forget(self, used: set[str]) -> None:
         """Forget what leaves, and is not the adapter of any request."""
@@ -148,10 +178,13 @@ class AdapterGate(RoomGate):
                 continue
             del self.known[key]
             self._untried.pop(key, None)
+            self._aborted.discard(key)
             if (live := self._live.get(key)) is not None:
                 self._drop(live)
             self.messages.append(ForgetAdapter(key))
             self.has_news = True
+        if leaving:
+            self._use_room()
 
     def news(self, requests: Iterable[Request]) -> AdapterNews:
         """All adapters; `requests` are counted."""
@@ -195,12 +228,15 @@ class AdapterGate(RoomGate):
         live = self._live.get(request.adapter)
         if live is None:
             must_wait = self._must_wait(request.adapter)
-            if must_wait or not self._make_room():
+            if must_wait or not self._make_room(request):
                 self._hold(request, ADAPTER, for_trial=must_wait)
                 return False
             live = self._add(request.adapter)
             if self.trials.is_suspected(request.adapter):
                 self.trials.begin(request.adapter, self.messages.pop())
+        elif (self._no_room or self._untried) and request not in live.users and not self._may_pass(request):
+            self._hold(request, ADAPTER, for_trial=False)
+            return False
         self._live[request.adapter] = self._live.pop(request.adapter)  # the most recently used one
         live.users[request] = None
         request.adapter_id = live.adapter_id
@@ -252,8 +288,22 @@ class AdapterGate(RoomGate):
             self.leave(request)
 
     def expire(self) -> list[Ending]:
-        ending, self.to_end = self.to_end, []
+        """End the requests of adapters that are unloaded at once; let running ones give way to one that waits."""
+        ending: list[Ending] = []
+        if self._aborted:
+            ending += [Ending(request, _UNLOADED, "no_adapter") for request in self._pause_aborted()]
+            self._aborted.clear()
+        if self._no_room and (first := self._first_held()) is not None:
+            self._give_way(first)
+            self._use_room()  # rows may have been lost since, for other reasons
         return ending
+
+    def _pause_aborted(self) -> list[Request]:
+        """Take requests of adapters that are unloaded at once out of their rows: only what waits ends with an error."""
+        requests = [each for each in self._scheduler.requests.values() if each.adapter in self._aborted]
+        for request in requests:
+            self._scheduler.pause(request.request_id)
+        return requests
 
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget what the old worker had: each adapter is read again when its requests' turn comes."""
@@ -269,6 +319,7 @@ class AdapterGate(RoomGate):
                 request.adapter_id = 0
         self._live.clear()
         self._ids.clear()
+        self._closing, self._num_passed, self._first = "", 0, None
         self._forget_worker()
         self._untried |= {key: None for key, known in self.known.items() if known.state == "loading"}
         return [Ending(request, ENDS_WORKERS, "ends_workers") for request in culprits]
@@ -290,31 +341,92 @@ class AdapterGate(RoomGate):
     def _use_room(self) -> None:
         """There may be room: whoever was held for it asks again, then new adapters are read."""
         if self._no_room:
-            here = [request for request in self._no_room if request.adapter in self._live]
-            self._no_room = deque(request for request in self._no_room if request.adapter not in self._live)
+            held = [request for request in self._no_room if self._waiting.is_held(request)]
+            if not self._untried and all(request.adapter in self._live for request in held):
+                self._closing, self._num_passed = "", 0  # nobody waits for room any more
+            here = [request for request in held if request.adapter in self._live and request.adapter != self._closing]
+            left = set(here)
+            self._no_room = deque(request for request in held if request not in left)
             for request in reversed(here):  # each goes to the head of its line
                 self._waiting.release(request)
-        while self._no_room and (len(self._live) < self._max_live or self._idle() is not None):
-            if self._waiting.release(self._no_room.popleft()):
-                return  # it asks again at the head of the queue
+        if (first := self._first_held()) is not None and self._has_room(first):
+            self._no_room.remove(first)
+            self._waiting.release(first)
+            return  # it asks again at the head of the queue
         if self._untried:
             self._try()
+
+    def _first_held(self) -> Request | None:
+        """Whose turn it is of those that are held for room."""
+        if self._first is None or not self._lacks_room(self._first):
+            self._first = min(filter(self._lacks_room, self._no_room), key=_level, default=None)
+        return self._first
+
+    def _lacks_room(self, request: Request) -> bool:
+        return request.adapter not in self._live and self._waiting.is_held(request)
+
+    def _hold(self, request: Request, why: str, *, for_trial: bool) -> None:
+        super()._hold(request, why, for_trial=for_trial)
+        if self._first is not None and request.level < self._first.level and self._lacks_room(request):
+            self._first = request
+
+    def _may_pass(self, request: Request) -> bool:
+        """Whether a request whose adapter is in memory enters before those that wait for room."""
+        first = self._first_held()
+        if first is None and not self._untried:
+            return True
+        if request.adapter == self._closing or (first is not None and _goes_before(first, request)):
+            return False
+        self._num_passed += 1
+        if self._num_passed > MOST_PASSING and not self._closing:
+            self._closing = next(iter(self._live))
+        return request.adapter != self._closing
+
+    def _give_way(self, first: Request) -> None:
+        """Take the rows of an adapter's requests if all of them give way to the first one that waits for room."""
+        for live in [*self._live.values()]:
+            if live.is_ready and all(_lets_go(user, first) or self._yields(user, first) for user in live.users):
+                for request in [user for user in live.users if user.running]:
+                    self._scheduler.pause(request.request_id)
+                    self._scheduler.resume(request.request_id)  # behind those that wait already
+                return
+
+    def _yields(self, user: Request, first: Request) -> bool:
+        policy = self._scheduler.policy
+        takes_rows = policy.preempts and not first.is_overdue
+        return bool(user.running) and (
+            _gives_way(user, first)
+            or (takes_rows and all(policy.yields(seq, first.waiting[0]) for seq in user.running))
+        )
 
     def _trial_ended(self) -> None:
         super()._trial_ended()
         self._try()
 
-    def _make_room(self) -> bool:
-        """Whether there is room for one more; the least recently used one that nobody needs makes some."""
+    def _make_room(self, request: Request | None = None) -> bool:
+        """Whether there is room for one more; the least recently used one that nobody needs makes some.
+
+        `request`: who wants it; those of greater levels that have no row need theirs less.
+        """
         if len(self._live) < self._max_live:
             return True
-        idle = self._idle()
+        idle = self._idle(request)
         if idle is not None:
+            for user in idle.users:
+                user.adapter_id = 0  # it asks again
             self._drop(idle)
         return idle is not None
 
-    def _idle(self) -> _Live | None:
-        return next((live for live in self._live.values() if live.is_ready and not live.users), None)
+    def _has_room(self, request: Request) -> bool:
+        return len(self._live) < self._max_live or self._idle(request) is not None
+
+    def _idle(self, request: Request | None = None) -> _Live | None:
+        ready = [live for live in self._live.values() if live.is_ready]
+        ready.sort(key=lambda live: live.key != self._closing)  # it goes first; the others keep their order
+        unused = next((live for live in ready if not live.users), None)
+        if unused is not None or request is None:
+            return unused
+        return next((live for live in ready if all(_lets_go(user, request) for user in live.users)), None)
 
     def _add(self, key: str) -> _Live:
         live = _Live(self._ask(), key)
@@ -325,7 +437,30 @@ class AdapterGate(RoomGate):
 
     def _drop(self, live: _Live) -> None:
         del self._live[live.key], self._ids[live.adapter_id]
-        self.messages.append(DropAdapter(live.adapter_id))
+        if live.key == self._closing:
+            self._closing, self._num_passed = "", 0
+        if self.trials.num_untold and self.trials.current == live.key:  # the worker was not asked for it
+            self._unanswered.discard(live.adapter_id)
+        else:
+            self.messages.append(DropAdapter(live.adapter_id))
+        self.trials.abandoned(live.key)
+
+
+_level = attrgetter("level")
+
+
+def _gives_way(request: Request, first: Request) -> bool:
+    return bool(request.gives_way) and not first.gives_way
+
+
+def _goes_before(first: Request, request: Request) -> bool:
+    """Whether one that waits for room goes before another one, whose adapter is in memory."""
+    return _gives_way(request, first) or first.level < request.level
+
+
+def _lets_go(user: Request, request: Request) -> bool:
+    """Whether a request that has an adapter lets go of it for another one, which waits for room."""
+    return not user.running and _goes_before(request, user)
 
 
 class AdapterNewsTeller(EnginePart):
@@ -358,9 +493,7 @@ class AdapterNewsTeller(EnginePart):
         elif gate is None:
             self._early = [early for early in self._early if early.key != message.key]
         else:
-            gate.unload(message.key)
-            if message.abort:
-                self._end_requests(gate, message.key)
+            gate.unload(message.key, abort=message.abort)
         self._engine.changed()
 
     def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
@@ -387,13 +520,6 @@ class AdapterNewsTeller(EnginePart):
     def _requests(self) -> Iterator[Request]:
         scheduler = self._engine.scheduler
         return iter(()) if scheduler is None else iter(scheduler.requests.values())
-
-    def _end_requests(self, gate: AdapterGate, key: str) -> None:
-        scheduler = self._engine.scheduler
-        assert scheduler is not None
-        for request in [request for request in self._requests() if request.adapter == key]:
-            scheduler.pause(request.request_id)  # out of its rows: only what waits can end with an error
-            gate.to_end.append(Ending(request, _UNLOADED, "no_adapter"))
 
 
 PARTS = (AdapterGate, AdapterNewsTeller)

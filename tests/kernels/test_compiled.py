@@ -27,6 +27,7 @@ from penstock.kernels.norms import NormWeights
 from penstock.kernels.sampling.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
+from penstock.kernels.triton.adapting import add_low_rank_triton, group_by_slot_triton
 from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.attention.copy_pages import copy_pages_triton
 from penstock.kernels.triton.attention.qk_norm_rope_write import qk_norm_rope_write_triton
@@ -213,6 +214,17 @@ def launch_experts(shape: ExpertsShape) -> None:
         sum_of_experts_triton(rows, group_rows_triton(ids, shape.num_experts, are_some=True), weights)
 
 
+def launch_adapting(shape: ModelShape, most_rank: int) -> None:
+    """A product whose outputs are in three segments, and one whose outputs are not, in steps of each size of blocks."""
+    for tokens in (1, 600, 4096):
+        grouped = group_by_slot_triton(ints(8), ints(9), ints(257), tokens, 32)
+        for segments in (3, 1):
+            x, y = meta(tokens, shape.hidden), meta(tokens, 2 * shape.hidden)
+            addresses = meta(32, 9, 2, dtype=torch.int64)[:, 4 : 4 + segments]
+            ranks = ints(32, 9)[:, 4 : 4 + segments]
+            add_low_rank_triton(x, y, addresses, ranks, ints(9, 2)[4:], shape.hidden, most_rank, grouped)
+
+
 def launch_latent(num_heads: int, nope_dim: int, v_dim: int) -> None:
     pages = meta(4, 1, 4096, 1, 16, 576)[0, 0]
     for batch, query_len in ((1, 1), (256, 1), (4, 8)):
@@ -317,6 +329,8 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Job, Launch], dict[i
                 if capability == 90 or name == "DeepSeek-V2-Lite":
                     launch_latent(*sizes)
             launch_indexer()
+            launch_adapting(MODELS["Llama-3.1-8B"], 256)
+            launch_adapting(MODELS["Qwen3-0.6B"], 16)
             launch_shapeless()
             launch_quantized()
             launch_scans()

@@ -101,7 +101,8 @@ class Catalogue:
         Args:
             name: of the model that it makes.
             given: its folder or file, or its name on the hub.
-            in_place: whether it replaces one of the same name, whose streams go on with that one.
+            in_place: whether it replaces one of the same name, whose streams go on with that one. One with the same
+                weights gets the texts that are there now, and is read again where it could not be.
 
         Raises:
             InvalidParameter: it cannot be loaded, or there is one of this name.
@@ -116,22 +117,22 @@ class Catalogue:
             try:
                 path = await asyncio.to_thread(_located, given)
                 known = Known(await asyncio.to_thread(key_of, name, path), path, given)
-                if before is not None and known.key == before.key:
-                    return  # its files have not changed
                 variant = await self._texts.variant(name, known.key, path, given)
             except ConfigError as error:
                 raise InvalidParameter(f"lora_path: {error}", param="lora_path") from None
             self._leaving.pop(known.key, None)
             self._known[known.key] = known
+            same = before if before is not None and known.key == before.key else None  # but for texts, and the place
             try:
-                await self._load_everywhere(known)
+                if same is None or known.path != same.path or not self._is_ready(known.key):
+                    await self._load_everywhere(known)
             except BaseException:
                 if known.key in self._known:
                     self._drop(known, abort=True)
                 raise
             self._serve(known, variant)
             log.info("adapter loaded", adapter=known.key, path=path)
-            if before is not None:
+            if before is not None and same is None:
                 self._begin(self._replaced(before))
 
     def unload(self, name: str, *, abort: bool) -> None:
@@ -202,6 +203,12 @@ class Catalogue:
     def _is_fixed(self, key: str) -> bool:
         return key in self._known and self._known[key].is_fixed
 
+    def _is_ready(self, key: str) -> bool:
+        """Whether all engines that are there have it."""
+        links = [link for link in self._service.engine.links if link.facts is not None]
+        states = [self._told.get(link, {}).get(key) for link in links]
+        return bool(states) and all(state is not None and state.state == "ready" for state in states)
+
     def _is_used(self, key: str) -> bool:
         return any(each.adapter == key for each in self._service.generations)
 
@@ -216,6 +223,8 @@ class Catalogue:
         links = [link for link in self._service.engine.links if link.facts is not None]
         if not links:
             raise Unavailable(f"no engine is ready: {self._service.engine.not_ready_reason}", retry_after=5)
+        for told in self._told.values():
+            told.pop(known.key, None)  # of an earlier load
         self._tell_all(LoadAdapter(known.key, known.path))
 
         def is_loading(link: EngineLink) -> bool:

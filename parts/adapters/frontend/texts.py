@@ -48,6 +48,7 @@ class Texts:
             if own is None:
                 own = self._own[files] = await self._read(path)
             own.keys.add(key)
+            self.drop(key, but=own)  # it may have had others
         return Variant(replace(own.model, names=(name,)), own.prompts, key, root, self._service.model.names[0])
 
     async def _read(self, path: str) -> _Own:
@@ -68,9 +69,11 @@ class Texts:
             model = model.with_facts(facts, service.config.frontend)
         return _Own(model, prompts)
 
-    def drop(self, key: str) -> None:
-        """An adapter is gone. Its tokenizer lives on with the streams that use it."""
+    def drop(self, key: str, but: _Own | None = None) -> None:
+        """An adapter is gone, or has other texts now. Its tokenizer lives on with the streams that use it."""
         for files, own in list(self._own.items()):
+            if own is but:
+                continue
             own.keys.discard(key)
             if not own.keys:
                 del self._own[files]

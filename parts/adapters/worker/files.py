@@ -1,27 +1,47 @@
-"""Reads an adapter as PEFT stores it: adapter_config.json, and two matrices for each module in safetensors.
+"""Reads an adapter: PEFT's folder, adapter_config.json with two matrices for each module, or llama.cpp's GGUF file.
 
 What would be served differently from what was trained is refused by name: other methods than LoRA, biases, embeddings
 and modules that were trained whole, weights that are not in the model.
+
+All bytes are read at once, into memory of our own, and are those of the adapter's key: whoever trains may write to the
+files meanwhile, or may have since they were loaded.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from msgspec import Struct
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
+from penstock.config.options import ConfigError
+from penstock.gpu_worker.formats.gguf_blocks import quantized_weight
 from penstock.gpu_worker.models.adapters import Factors, SitePart
+from penstock.gpu_worker.models.loading.stored import as_tensor
+from penstock.kernels.quantized.weight import dequantized
+from penstock.models.description.decoder import Decoder
+from penstock.models.description.model_config import ModelConfig
+from penstock.models.families.registry import expected_tensors
+from penstock.models.files.source import StoredTensor
+from penstock.models.gguf.adapter import adapter_file
+from penstock.models.gguf.block_types import BLOCK_TYPES
+from penstock.models.gguf.container import container_of
+from penstock.models.shards.shard import whole_of
+from penstock.models.shards.sources import own_tensors
+from penstock.parts.adapters.keys import Version, files_of, is_one_file, version_of
 
 _MAX_CONFIG = 1 << 20
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-_PREFIXES = ("base_model", "model", "language_model", "transformer", "text_model")
+_PREFIXES = ("base_model", "model", "backbone", "language_model", "transformer", "text_model")
 """Names of what is around a decoder: a model that also sees has more of them than the text model it was made from."""
+_CHANGES_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+"""Beginnings of PEFT's ways to begin a training that take something out of the model's own weights."""
 
 
 class AdapterError(Exception):
@@ -46,6 +66,11 @@ class _Config(Struct):
     target_parameters: list[str] | None = None
     layer_replication: Any = None
     alora_invocation_tokens: Any = None
+    kasa_config: Any = None
+    use_bdlora: Any = None
+    arrow_config: Any = None
+    monteclora_config: Any = None
+    init_lora_weights: bool | str | None = True
 
 
 class Adapter(Struct, frozen=True):
@@ -55,27 +80,45 @@ class Adapter(Struct, frozen=True):
     rank: int  # the largest
 
 
-def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype, max_rank: int) -> Adapter:
+class Fitting(NamedTuple):
+    """What an adapter must fit."""
+
+    modules: Mapping[str, SitePart]  # those that something can be added to
+    elsewhere: Collection[str]  # modules of other stages of the pipeline, which look at these
+    model: ModelConfig
+    max_rank: int  # of any module
+
+    @classmethod
+    def of(cls, modules: Mapping[str, SitePart], model: ModelConfig, max_rank: int) -> "Fitting":
+        """`model`: what this rank has of it."""
+        if not isinstance(model, Decoder) or model.shard is None or model.shard.place.num_stages == 1:
+            return cls(modules, (), model, max_rank)
+        others = (expected_tensors(whole_of(model)) or {}).keys() - own_tensors(model).keys()
+        return cls(modules, {_tail(name.removesuffix(".weight")) for name in others}, model, max_rank)
+
+
+def read_adapter(path: Path, key: str, fitting: Fitting, dtype: torch.dtype) -> Adapter:
     """Read an adapter of a model.
 
     Args:
-        path: of the folder.
-        modules: those that something can be added to.
+        path: of the folder or file.
+        key: its name, and the version of its files.
+        fitting: the model's side.
         dtype: of the matrices that are returned.
-        max_rank: of any of its modules.
 
     Raises:
         AdapterError: it is damaged, belongs to another model, or needs what cannot be done here.
     """
-    if path.suffix == ".gguf":
-        raise AdapterError("it is a GGUF file; adapters are read as PEFT stores them, from a folder")
-    config = _config(path / "adapter_config.json")
-    found = _matrices(path / "adapter_model.safetensors")
+    contents = _contents(path, key)
+    found = _of_gguf(path, contents[0], fitting.model) if is_one_file(path) else _of_peft(*contents)
+    modules = fitting.modules
     known = _by_tail(modules)
     factors: dict[str, Factors] = {}
     rank = 0
-    for name, (a, b) in found.items():
+    for name, (a, b, scale) in found.items():
         module = known.get(_tail(name))
+        if module is None and _tail(name) in fitting.elsewhere:
+            continue
         if module is None:
             raise AdapterError(f"it changes {name!r}, which is not a matrix of this model that adapters can change")
         its = modules[module]
@@ -88,25 +131,65 @@ def read_adapter(path: Path, modules: Mapping[str, SitePart], dtype: torch.dtype
             )
         if not a.isfinite().all() or not b.isfinite().all():
             raise AdapterError(f"the matrices of {name!r} have numbers that are not finite")
-        if a.shape[0] > max_rank:
-            raise AdapterError(f"the rank of {name!r} is {a.shape[0]}, more than --max-lora-rank {max_rank}")
+        if a.shape[0] > fitting.max_rank:
+            raise AdapterError(f"the rank of {name!r} is {a.shape[0]}, more than --max-lora-rank {fitting.max_rank}")
         rank = max(rank, a.shape[0])
-        factors[module] = Factors(a.to(dtype), (b.float() * _scale(config, name, a.shape[0])).to(dtype))
-    if not factors:
+        factors[module] = Factors(a.to(dtype), (b.float() * scale).to(dtype))
+    if not found:
         raise AdapterError("it has no matrices")
     return Adapter(factors, rank)
 
 
-def _config(path: Path) -> _Config:
+_Scaled = tuple[Tensor, Tensor, float]
+"""A and B of a module, and by what their product is multiplied."""
+
+
+def _contents(path: Path, key: str) -> list[bytes]:
+    """The adapter's files, if they still are those that were loaded."""
+    contents, version = [], Version()
+    for file in files_of(path):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise AdapterError(f"cannot read {str(file)!r}: {error.strerror}") from None
+        version.note(file.name, len(content), (content,))
+        contents.append(content)
+    if str(version) != version_of(key):
+        raise AdapterError("its files have changed since it was loaded: load it again")
+    return contents
+
+
+def _of_peft(config_file: bytes, weights: bytes) -> dict[str, _Scaled]:
+    config = _config(config_file)
+    return {name: (a, b, _scale(config, name, a.shape[0])) for name, (a, b) in _matrices(weights).items()}
+
+
+def _of_gguf(path: Path, content: bytes, model: ModelConfig) -> dict[str, _Scaled]:
+    whole = whole_of(model)
+    if not isinstance(whole, Decoder):
+        raise AdapterError(f"adapters of {whole.architecture} are read as PEFT stores them, not from a GGUF file")
     try:
-        size = path.stat().st_size
-        if size > _MAX_CONFIG:
-            raise AdapterError(f"{path.name} has {size} bytes; at most {_MAX_CONFIG} are read")
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except OSError as error:
-        raise AdapterError(f"cannot read {str(path)!r}: {error.strerror}") from None
+        file = adapter_file(container_of(path, memoryview(bytearray(content))), whole)
+    except ConfigError as error:
+        raise AdapterError(str(error)) from None
+    return {
+        name.removesuffix(".weight"): (_numbers(a), _numbers(b), file.alpha / a.shape[0] if file.alpha else 1.0)
+        for name, (a, b) in file.matrices.items()
+    }
+
+
+def _numbers(stored: StoredTensor) -> Tensor:
+    read = as_tensor(stored)
+    return dequantized(quantized_weight(stored.dtype, read)) if stored.dtype in BLOCK_TYPES else read
+
+
+def _config(content: bytes) -> _Config:
+    if len(content) > _MAX_CONFIG:
+        raise AdapterError(f"adapter_config.json has {len(content)} bytes; at most {_MAX_CONFIG} are read")
+    try:
+        config = msgspec.json.decode(content, type=_Config)
     except msgspec.MsgspecError as error:
-        raise AdapterError(f"{path.name} cannot be understood: {error}") from None
+        raise AdapterError(f"adapter_config.json cannot be understood: {error}") from None
     if config.peft_type != "LORA":
         raise AdapterError(f"its peft_type is {config.peft_type[:64]!r}; LORA is served")
     unserved = {
@@ -119,26 +202,42 @@ def _config(path: Path) -> _Config:
         "target_parameters": config.target_parameters,
         "layer_replication": config.layer_replication,
         "alora_invocation_tokens": config.alora_invocation_tokens,
+        "kasa_config": config.kasa_config,
+        "use_bdlora": config.use_bdlora,
+        "arrow_config": config.arrow_config,
+        "monteclora_config": config.monteclora_config,
     }
-    if wanted := [name for name, value in unserved.items() if value]:
+    if wanted := [_shown(name, value) for name, value in unserved.items() if value]:
         raise AdapterError(f"it was trained with {', '.join(wanted)}, which is not supported")
+    began = config.init_lora_weights
+    if isinstance(began, str) and began.lower().startswith(_CHANGES_WEIGHTS):
+        raise AdapterError(
+            f"its init_lora_weights is {began[:64]!r}, so it fits a model whose own weights were changed, too: save it "
+            "with PEFT's path_initial_model_for_weight_conversion"
+        )
     return config
 
 
-def _matrices(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def _shown(option: str, value: Any) -> str:
+    """An option, and the modules that it names."""
+    if not isinstance(value, list | dict) or not all(isinstance(name, str) for name in value):
+        return option
+    names = [repr(name[:64]) for name in value]
+    return f"{option} ({', '.join(names[:4])}{', …' * (len(names) > 4)})"
+
+
+def _matrices(content: bytes) -> dict[str, tuple[Tensor, Tensor]]:
     """The two matrices of each module, by its name in PEFT."""
-    halves: dict[str, dict[str, Tensor]] = {}
     try:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (it is no dictionary)
-                match = _FACTOR.fullmatch(key)
-                if match is None:
-                    raise AdapterError(f"its weight {key[:128]!r} is not supported: only those of linear layers are")
-                halves.setdefault(match["module"], {})[match["which"]] = file.get_tensor(key)
-    except OSError as error:
-        raise AdapterError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise AdapterError(f"{path.name} is damaged: {error}") from None
+        tensors = load(content)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of the header, a dtype, or a size
+        raise AdapterError(f"adapter_model.safetensors is damaged: {error}") from None
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _FACTOR.fullmatch(name)
+        if match is None:
+            raise AdapterError(f"its weight {name[:128]!r} is not supported: only those of linear layers are")
+        halves.setdefault(match["module"], {})[match["which"]] = tensor
     lonely = next((name for name, its in halves.items() if its.keys() != {"A", "B"}), None)
     if lonely is not None:
         raise AdapterError(f"one of the two matrices of {lonely!r} is missing")

@@ -1,22 +1,28 @@
 """The adapters in this worker's memory, and the rows that have one."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import structlog
 import torch
 
+from penstock.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.adapters import Adapters
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.part import Context
 from penstock.gpu_worker.steps.host_step import HostBatch
+from penstock.gpu_worker.steps.made_up_plans import Limits, MadeUpRow, made_up_plan
 from penstock.gpu_worker.steps.row_part import RowPart
 from penstock.ipc import faults
 from penstock.ipc.messages import StepPlan
+from penstock.parts.adapters.keys import weights_bytes
 from penstock.parts.adapters.messages import AdapterPrepared, DropAdapter, ForgetAdapter, PrepareAdapter
 from penstock.parts.adapters.options import AdapterOptions
-from penstock.parts.adapters.worker.files import AdapterError
+from penstock.parts.adapters.worker.files import AdapterError, Fitting
 from penstock.parts.adapters.worker.store import AdapterStore, Kept
 
 log = structlog.get_logger()
@@ -29,9 +35,17 @@ class AdapterRows(RowPart):
     can_be_captured = False
 
     def __init__(
-        self, adapters: Adapters, store: AdapterStore, device: Device, *, num_slots: int, num_rows: int
+        self, adapters: Adapters, store: AdapterStore, device: Device, num_slots: int, *, has_graphs: bool
     ) -> None:
-        adapters.prepare(num_slots, num_rows)
+        """
+        Args:
+            adapters: with room for so many.
+            store: reads them.
+            device: where they go.
+            num_slots: how many.
+            has_graphs: whether steps with adapters are captured, if there are graphs and the device allows it.
+        """
+        self._has_graphs = has_graphs and adapters.can_be_captured
         self.rows: dict[int, int] = {}
         """Row -> adapter id."""
         self._adapters = adapters
@@ -48,11 +62,36 @@ class AdapterRows(RowPart):
 
     @classmethod
     def of(cls, context: Context) -> "AdapterRows":
-        options = context.config.of(AdapterOptions)
-        dtype = torch.bfloat16 if context.hello.dtype.startswith("bfloat16") else torch.float32
-        store = AdapterStore(context.adapters, dtype, max_rank=options.max_lora_rank, max_num=options.max_cpu_loras)
+        options, adapters, device = context.config.of(AdapterOptions), context.adapters, context.device
+        dtype = _dtype(context.hello.dtype, device)
         num_rows = context.config.scheduler.max_num_seqs + 1
-        return cls(context.adapters, store, context.device, num_slots=options.max_loras, num_rows=num_rows)
+        adapters.prepare(options.max_loras, num_rows, options.max_lora_rank, dtype, device)
+        fitting = Fitting.of(adapters.modules, context.model.config, options.max_lora_rank)
+        store = AdapterStore(adapters, fitting, dtype, max_num=options.max_cpu_loras)
+        return cls(adapters, store, device, options.max_loras, has_graphs=bool(options.lora))
+
+    @classmethod
+    def device_bytes(cls, config: Config, model: Model) -> int:
+        """Those of `--lora`, as far as they are in memory at a time. Files may have more bytes than are kept."""
+        options = config.of(AdapterOptions)
+        sizes = sorted((weights_bytes(path) for path in options.adapters.values()), reverse=True)
+        return sum(sizes[: options.max_loras])
+
+    def warm_up(self, limits: Limits) -> Iterator[StepPlan]:
+        """Steps of each size of blocks, to which empty slots add nothing."""
+        if not self._adapters.can_be_captured:
+            return
+        longest = max(1, limits.max_model_len - 1)
+        sizes = {1, *(size * len(self._free) + 1 for size in (16, 64))}
+        most = min(limits.max_num_batched_tokens, longest * limits.max_num_seqs)
+        with self._adapters.recording():
+            for num_tokens in sorted({min(size, most) for size in sizes}):
+                rows, rest = divmod(num_tokens, longest)
+                each = [MadeUpRow(longest, longest)] * rows + [MadeUpRow(rest, rest)] * (rest > 0)
+                yield made_up_plan(limits, each)
+
+    def recording(self) -> AbstractContextManager[None] | None:
+        return self._adapters.recording() if self._has_graphs else None
 
     # --- what is in memory ------------------------------------------------------------------
 
@@ -126,7 +165,7 @@ class AdapterRows(RowPart):
         return self.rows.pop(row, None) is not None
 
     def begins(self, batch: HostBatch) -> None:
-        self._adapters.begin(batch.rows, batch.num_new, self._device)
+        self._adapters.begin(batch.rows, batch.num_new)
 
     def clear(self) -> None:
         """Forget all rows, and all adapters."""
@@ -136,3 +175,10 @@ class AdapterRows(RowPart):
             self._drop(adapter_id)
         self._reading.clear()  # whoever asked is gone
         self._unwanted.clear()
+
+
+def _dtype(name: str, device: Device) -> torch.dtype:
+    """Of matrices: that of activations on a device of its own; on a CPU the kernels read fp32 and bf16."""
+    if name.startswith("bfloat16"):
+        return torch.bfloat16
+    return torch.float16 if name.startswith("float16") and device.compiles_launches else torch.float32

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.gpu_worker.models.adapters import Adapters, Made
-from penstock.parts.adapters.worker.files import read_adapter
+from penstock.parts.adapters.worker.files import Fitting, read_adapter
 
 MAX_BYTES = 4 << 30
 """Limit over all that are kept; what slots use on a CPU is counted, too, because it is the same memory."""
@@ -25,13 +25,13 @@ class AdapterStore:
     """The most recently used adapters, by key. A thread reads, and another one may forget meanwhile."""
 
     def __init__(
-        self, adapters: Adapters, dtype: torch.dtype, *, max_rank: int, max_num: int, max_bytes: int = MAX_BYTES
+        self, adapters: Adapters, fitting: Fitting, dtype: torch.dtype, *, max_num: int, max_bytes: int = MAX_BYTES
     ) -> None:
         """`dtype`: of the matrices."""
         self._adapters = adapters
-        self._modules = adapters.modules
+        self._fitting = fitting
         self._dtype = dtype
-        self._max_rank, self._max_num, self._max_bytes = max_rank, max_num, max_bytes
+        self._max_num, self._max_bytes = max_num, max_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()  # the least recently used first
         self._num_bytes = 0
         self._reading = ""  # the key of what is being read, unless it was forgotten meanwhile
@@ -48,7 +48,7 @@ class AdapterStore:
                 self._kept.move_to_end(key)
                 return kept
             self._reading = key
-        adapter = read_adapter(path, self._modules, self._dtype, self._max_rank)
+        adapter = read_adapter(path, key, self._fitting, self._dtype)
         kept = Kept(self._adapters.made(adapter.factors), adapter.rank)
         with self._lock:
             if self._reading != key:

@@ -227,6 +227,20 @@ def test_a_second_one_of_a_name_must_be_asked_for(scene: Scene, tmp_path: Path) 
     assert "again" in models(live)
 
 
+def test_one_that_engines_could_not_read_again_is_loaded_again(scene: Scene, tmp_path: Path) -> None:
+    """Also from another place: its weights are the same."""
+    live, loader = scene
+    assert load(live, "moved", write_adapter(tmp_path / "a", "moved")).status == 200
+    [first] = loader.orders
+    live.do(lambda: loader.set(first.key, str(tmp_path / "a"), "failed", "its files have changed"))
+    assert load(live, "moved", tmp_path / "a", load_inplace=True).status == 200
+    assert load(live, "moved", write_adapter(tmp_path / "b", "moved"), load_inplace=True).status == 200
+    orders = [order for order in loader.orders if isinstance(order, LoadAdapter)]
+    assert [order.path for order in orders] == [str(tmp_path / "a")] * 2 + [str(tmp_path / "b")]
+    assert {order.key for order in loader.orders} == {first.key}
+    assert models(live)["moved"]["root"] == str(tmp_path / "b")
+
+
 # --- texts ------------------------------------------------------------------------------------------
 
 
@@ -240,6 +254,32 @@ def test_its_own_template_makes_the_prompt(scene: Scene, tmp_path: Path) -> None
     variants = scene.service.variants
     assert variants["loud"].prompts is variants["loud2"].prompts is not scene.service.prompts
     assert variants["fixed"].prompts is scene.service.prompts
+
+
+def test_a_file_of_llama_cpp_has_no_texts_of_its_own(scene: Scene, tmp_path: Path) -> None:
+    """Whatever lies beside it. Another content is another adapter."""
+    live, loader = scene
+    write_adapter(tmp_path, chat_template_jinja=SHOUTS)
+    keys = []
+    for content in (b"GGUF one", b"GGUF two"):
+        (tmp_path / "a.gguf").write_bytes(content)
+        assert load(live, "file", tmp_path / "a.gguf", load_inplace=True).status == 200
+        assert prompt_of(live, "file") == prompt_of(live, "test/model")
+        keys.append(loader.orders[-1].key)
+    assert len(set(keys)) == 2
+    assert load(live, "none", tmp_path / "b.gguf").status == 400
+
+
+def test_texts_that_have_changed_are_read_again(scene: Scene, tmp_path: Path) -> None:
+    """Beside the same weights, too."""
+    live, loader = scene
+    assert load(live, "texts", write_adapter(tmp_path / "a")).status == 200
+    assert prompt_of(live, "texts") != "HELLO"
+    write_adapter(tmp_path / "a", chat_template_jinja=SHOUTS)
+    assert load(live, "texts", tmp_path / "a", load_inplace=True).status == 200
+    assert prompt_of(live, "texts") == "HELLO"
+    assert len(loader.orders) == 1
+    assert unload(live, "texts").status == 200
 
 
 def prompt_of(live: LiveServer, model: str) -> str:

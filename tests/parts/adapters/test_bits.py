@@ -30,14 +30,13 @@ def test_bits_do_not_depend_on_neighbours(checkpoint: Make, tmp_path: Path) -> N
     folder, model = checkpoint("llama")
     for number, (key, rank) in enumerate(RANKS.items()):
         write_adapter(tmp_path / key, model, rank, seed=number)
-    asks = [(prompt, adapter) for prompt in PROMPTS for adapter in ("", *RANKS)]
     expected: list[bytes] = []
     for num_threads, budget in ((1, 4096), (2, 16)):
         engine = Engine(
             folder, cpu_kernels="native", **schedule(budget, 16, 1, num_tokens=6400) | {"num_threads": num_threads}
         )
-        for key in RANKS:
-            load(engine, key, tmp_path / key)
+        keys = [load(engine, name, tmp_path / name) for name in RANKS]
+        asks = [(prompt, adapter) for prompt in PROMPTS for adapter in ("", *keys)]
         expected = expected or [bits for ask in asks for bits in scores(engine, [ask])]
         assert all(len(bits) == 8 * 3 * 4 for bits in expected)
         assert scores(engine, asks) == expected

@@ -1,21 +1,18 @@
 """What cannot be served as it was trained is refused in a sentence, and harms nobody."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load as read
-from safetensors.torch import save_file
 
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint, checkpoint, one_thread
 from tests.gpu_worker.engine_in_process import Engine
 from tests.parts.adapters.test_parity import gate_of, load, run
-from tests.parts.adapters.written import write_adapter
+from tests.parts.adapters.written import change_config, change_tensors, write_adapter
 
 __all__ = ["checkpoint", "one_thread"]
 Make = Callable[..., Checkpoint]
@@ -24,24 +21,20 @@ _EMBEDDING = "base_model.model.model.embed_tokens.lora_embedding_A"
 
 
 def _with_config(**changes: Any) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        path = folder / "adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
+    return lambda folder: change_config(folder, **changes)
 
 
 def _with_tensors(change_all: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        tensors = read((folder / "adapter_model.safetensors").read_bytes())
-        change_all(tensors)
-        save_file(tensors, folder / "adapter_model.safetensors")
-
-    return change
+    return lambda folder: change_tensors(folder, change_all)
 
 
 def _first(tensors: dict[str, torch.Tensor], which: str) -> str:
     return next(name for name in tensors if f"lora_{which}" in name)
+
+
+def _pair(module: str) -> dict[str, torch.Tensor]:
+    names = (f"base_model.model.{module}.lora_{which}.weight" for which in "AB")
+    return dict(zip(names, (torch.zeros(4, 64), torch.zeros(199, 4)), strict=True))
 
 
 def _rename(tensors: dict[str, torch.Tensor]) -> None:
@@ -58,7 +51,11 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "another method": (_with_config(peft_type="IA3"), "'IA3'"),
     "magnitudes": (_with_config(use_dora=True), "use_dora"),
     "biases": (_with_config(bias="all"), "bias 'all'"),
-    "whole modules": (_with_config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "whole modules": (_with_config(modules_to_save=["lm_head"]), "modules_to_save ('lm_head')"),
+    "tokens": (_with_config(trainable_token_indices={"embed_tokens": [3]}), "trainable_token_indices ('embed_tokens')"),
+    "experts": (_with_config(target_parameters=["experts.down_proj"]), "target_parameters ('experts.down_proj')"),
+    "weights changed at the beginning": (_with_config(init_lora_weights="pissa_niter_4"), "'pissa_niter_4'"),
+    "the head": (_with_tensors(lambda tensors: tensors.update(_pair("lm_head"))), "it changes 'lm_head'"),
     "a config that is none": (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json"),
     "a broken config": (lambda folder: folder.joinpath("adapter_config.json").write_text("{"), "understood"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
@@ -87,12 +84,10 @@ def test_refused(checkpoint: Make, tmp_path: Path, harm: str) -> None:
     write_adapter(tmp_path / "bad", model)
     do, why = HARM[harm]
     do(tmp_path / "bad")
-    load(engine, "good", tmp_path / "good")
-    [expected] = run(engine, [(PROMPT, "good")])
-    load(engine, "bad", tmp_path / "bad")
-    good, bad = (
-        engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=0.0), adapter=key) for key in ("good", "bad")
-    )
+    keys = [load(engine, "good", tmp_path / "good")]
+    [expected] = run(engine, [(PROMPT, keys[0])])
+    keys.append(load(engine, "bad", tmp_path / "bad"))
+    good, bad = (engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=0.0), adapter=key) for key in keys)
     errors = {}
     while engine.has_work:
         for delta in engine.step().deltas:
@@ -103,9 +98,9 @@ def test_refused(checkpoint: Make, tmp_path: Path, harm: str) -> None:
     assert engine.outputs[good, 0] == expected
     assert errors.keys() == {bad}
     assert why in errors[bad]
-    assert gate_of(engine).known["bad"].state == "failed"
+    assert gate_of(engine).known[keys[1]].state == "failed"
     with pytest.raises(ValueError, match="cannot be used"):
-        engine.add(PROMPT, SamplingParams(max_tokens=1), adapter="bad")
+        engine.add(PROMPT, SamplingParams(max_tokens=1), adapter=keys[1])
 
 
 def test_an_adapter_that_nobody_has_named(checkpoint: Make) -> None:

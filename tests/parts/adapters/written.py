@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load as read
 from safetensors.torch import save_file
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -24,14 +25,18 @@ def write_adapter(
     strength: float = 0.5,
     **config: Any,
 ) -> transformers.PreTrainedModel:
-    """Write an adapter of these modules of the model; returns a copy of the model with it in its weights."""
+    """Write an adapter of these modules of the model; returns a copy of the model with it in its weights.
+
+    `modules`: last parts of their names, or parts that stand before these.
+    """
     generator = torch.Generator().manual_seed(seed)
     merged = deepcopy(model)
     tensors: dict[str, torch.Tensor] = {}
     base: dict[str, Any] = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
     config = base | config
     for name, module in merged.named_modules():
-        if name.rpartition(".")[2] not in modules or not isinstance(module, torch.nn.Linear):
+        is_meant = name.rpartition(".")[2] in modules or any(f"{part}." in name for part in modules)
+        if not is_meant or not isinstance(module, torch.nn.Linear):
             continue
         outputs, inputs = module.weight.shape
         a = torch.randn(rank, inputs, generator=generator) / math.sqrt(inputs)
@@ -45,3 +50,17 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return merged
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the matrices of a written adapter."""
+    path = folder / "adapter_model.safetensors"
+    tensors = read(path.read_bytes())
+    change(tensors)
+    save_file(tensors, path)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change fields of a written adapter's configuration."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
