@@ -46,6 +46,9 @@ _BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after addi
 _TITLES = {
     "bamba": ("Bamba", ()),
     "cohere": ("Command R, Command A, Aya", ("Command",)),
+    "falcon": ("Falcon", ("Falcon-",)),
+    "gpt_neo": ("GPT-Neo", ("GPT-Neo",)),
+    "gptj": ("GPT-J", ("GPT-J",)),
     "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi", "GLM-4.7-Flash", "GigaChat")),
     "dense": (
         "Llama, Mistral, Qwen",

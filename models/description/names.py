@@ -28,7 +28,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     mlp_norm: str = "post_attention_layernorm"
     post_mlp_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # one: a fused projection
-    qkv_by_head: bool = False  # the fused projection has each head's q, k and v next to each other
+    qkv_by_head: bool = (
+        False  # the fused projection has each key, its value behind it and the q heads of both before it
+    )
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

@@ -17,13 +17,16 @@ from penstock.models.families.deepseek import DEEPSEEK
 from penstock.models.families.dense import DENSE, DENSE_POOLED
 from penstock.models.families.ernie import ERNIE
 from penstock.models.families.exaone import EXAONE
+from penstock.models.families.falcon import FALCON
 from penstock.models.families.falcon_h1 import FALCON_H1
 from penstock.models.families.gemma import GEMMA
 from penstock.models.families.gemma4 import GEMMA4
 from penstock.models.families.glm import GLM, GLM_MIXTURE
 from penstock.models.families.gpt2 import GPT2
+from penstock.models.families.gpt_neo import GPT_NEO
 from penstock.models.families.gpt_neox import GPT_NEOX
 from penstock.models.families.gpt_oss import GPT_OSS
+from penstock.models.families.gptj import GPT_J
 from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
 from penstock.models.families.jina import JINA_V3
@@ -105,6 +108,9 @@ for _family in (
     SMOLLM,
     STABLELM,
     STARCODER,
+    FALCON,
+    GPT_J,
+    GPT_NEO,
 ):
     register(_family)
 ARCHITECTURES = tuple(_FAMILIES)

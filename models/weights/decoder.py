@@ -476,9 +476,10 @@ def _stored_heads(
         turned = (*turned, *range(len(turned), num_all * dim))
     if not by_head:
         return turned
-    if num_heads != num_kv_heads:
-        raise ValueError(f"{num_heads} and {num_kv_heads} heads are not stored head by head")
-    stored = [(head * 3 + part) * dim + i for part in range(3) for head in range(num_heads) for i in range(dim)]
+    shared = num_heads // num_kv_heads
+    of_queries = [group * (shared + 2) + head for group in range(num_kv_heads) for head in range(shared)]
+    others = [group * (shared + 2) + shared + part for part in range(2) for group in range(num_kv_heads)]
+    stored = [place * dim + i for place in (*of_queries, *others) for i in range(dim)]
     return tuple(stored) if turned is None else tuple(stored[i] for i in turned)
 
 

@@ -609,6 +609,31 @@ PUBLISHED = (
         _sizes(5120, 13824, 40, 32, 8, 100352, qk_layernorm=True, use_parallel_residual=True),
     ),
     Published(
+        "tiiuae/falcon-7b", "FalconForCausalLM", "~7.2B", 8192,  # printed as 7B
+        {
+            "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "vocab_size": 65024,
+            "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "bias": False,
+        },
+    ),
+    Published(
+        "tiiuae/falcon-40b", "FalconForCausalLM", "~41.8B", 122880,  # printed as 40B
+        {
+            "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8,
+            "vocab_size": 65024, "new_decoder_architecture": True, "bias": False,
+        },
+    ),
+    Published(
+        "EleutherAI/gpt-j-6b", "GPTJForCausalLM", "6.05B", 458752,
+        {"n_embd": 4096, "n_layer": 28, "n_head": 16, "n_positions": 2048, "rotary_dim": 64, "vocab_size": 50400},
+    ),
+    Published(
+        "EleutherAI/gpt-neo-125m", "GPTNeoForCausalLM", "125M", 36864,
+        {
+            "hidden_size": 768, "num_layers": 12, "num_heads": 12, "max_position_embeddings": 2048,
+            "window_size": 256, "vocab_size": 50257,
+        },
+    ),
+    Published(
         "EleutherAI/gpt-neox-20b", "GPTNeoXForCausalLM", "20,554,567,680", 1081344,
         _sizes(6144, 24576, 44, 64, 64, 50432, rotary_pct=0.25, hidden_act="gelu_fast"),
     ),

@@ -28,7 +28,10 @@ def config_of(case: Case) -> transformers.PretrainedConfig:
     made = transformers.CONFIG_MAPPING[case.model_type]
     usual = made()
     usual.allow_global_per_layer_attribute_access = True  # some differ by layer
-    sizes = {name: value for name, value in SIZES.items() if getattr(usual, name, None) is not None}
+    computed = {name for name in SIZES if isinstance(getattr(made, name, None), property)}
+    sizes = {
+        name: value for name, value in SIZES.items() if name not in computed and getattr(usual, name, None) is not None
+    }
     return made(**{**sizes, **case.changes})
 
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX, StableLM, Phi 1 and 2: attention and MLP beside each other, part of each head rotated."""
+"""GPT-NeoX, GPT-J, Falcon, StableLM, Phi 1 and 2: attention and MLP beside each other, part of each head rotated."""
 
 from tests.gpu_worker.families.case import Case, rope
 
@@ -13,4 +13,20 @@ CASES = {
     "phi": Case("phi"),
     "phi-qk-norm": Case("phi", {"qk_layernorm": True, "num_key_value_heads": 2}),
     "phi-quarter": Case("phi", rope("default", partial_rotary_factor=0.25)),
+    "falcon": Case("falcon", by_transformers=False),
+    "falcon-groups": Case(
+        "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}, by_transformers=False
+    ),
+    "falcon-one-norm": Case(
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 80},
+        by_transformers=False,
+    ),
+    "falcon-in-sequence": Case(
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "bias": True},
+        by_transformers=False,
+    ),
+    "gptj": Case("gptj", {"rotary_dim": 8}, by_transformers=False),
+    "gptj-whole-heads": Case("gptj", {"rotary_dim": 16, "n_inner": 80}, by_transformers=False),
 }
