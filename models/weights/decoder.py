@@ -477,9 +477,9 @@ def _stored_heads(
     if not by_head:
         return turned
     shared = num_heads // num_kv_heads
-    of_queries = [group * (shared + 2) + head for group in range(num_kv_heads) for head in range(shared)]
+    q_places = [group * (shared + 2) + head for group in range(num_kv_heads) for head in range(shared)]
     others = [group * (shared + 2) + shared + part for part in range(2) for group in range(num_kv_heads)]
-    stored = [place * dim + i for place in (*of_queries, *others) for i in range(dim)]
+    stored = [place * dim + i for place in (*q_places, *others) for i in range(dim)]
     return tuple(stored) if turned is None else tuple(stored[i] for i in turned)
 
 

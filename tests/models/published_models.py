@@ -609,7 +609,7 @@ PUBLISHED = (
         _sizes(5120, 13824, 40, 32, 8, 100352, qk_layernorm=True, use_parallel_residual=True),
     ),
     Published(
-        "tiiuae/falcon-7b", "FalconForCausalLM", "~7.2B", 8192,  # printed as 7B
+        "tiiuae/falcon-7b", "FalconForCausalLM", "~7B", 8192,
         {
             "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "vocab_size": 65024,
             "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "bias": False,
@@ -627,7 +627,7 @@ PUBLISHED = (
         {"n_embd": 4096, "n_layer": 28, "n_head": 16, "n_positions": 2048, "rotary_dim": 64, "vocab_size": 50400},
     ),
     Published(
-        "EleutherAI/gpt-neo-125m", "GPTNeoForCausalLM", "125M", 36864,
+        "EleutherAI/gpt-neo-125m", "GPTNeoForCausalLM", "125,198,592", 36864,
         {
             "hidden_size": 768, "num_layers": 12, "num_heads": 12, "max_position_embeddings": 2048,
             "window_size": 256, "vocab_size": 50257,
