@@ -39,6 +39,7 @@ def test_a_list_does_not_swallow_the_model(name: str, tmp_path: Path) -> None:
     """The folder after it is the model: it has no config.json, which is what must be said."""
     adapter = f"a={write_adapter(tmp_path / 'adapter')}"
     given = {"--cors-origins": "https://a.example", "--trusted-proxies": "10.0.0.7", "--lora": adapter}
+    given |= {"--logits-processors": "a=math:exp"}
     value = given.get(name, "foo")
     code, _, said = penstock("serve", name, value, tmp_path)
     assert code == 2
