@@ -55,6 +55,9 @@ class ResponseFormat(Struct):
     schema: dict[str, Any] | None = None  # llama.cpp, Together, Fireworks
     pattern: str | None = None  # Together: type `regex`
     grammar: str | None = None  # Fireworks: type `grammar`
+    format: dict[str, Any] | None = None  # xgrammar: type `structural_tag`
+    structures: list[dict[str, Any]] | None = None  # its older form, as the next one
+    triggers: list[str] | None = None
 
 
 class StructuredOutputs(Struct):

@@ -332,6 +332,11 @@ class TextTokenizer:
         """How the special tokens are spelled."""
         return frozenset(self._special_ids)
 
+    @property
+    def added_texts(self) -> frozenset[str]:
+        """How the tokens are spelled that are no part of the usual vocabulary: special ones, and other marks."""
+        return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+
     def special_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The ids of those texts that are special tokens."""
         return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)

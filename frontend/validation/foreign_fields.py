@@ -72,7 +72,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "early_stopping": _WITH_ANOTHER,
     GREEDY: ForeignField((True,), hint="temperature says how tokens are drawn"),
     "stop_regex": ForeignField(([], ""), use="stop"),
-    "structural_tag": ForeignField(),
+    "structural_tag": ForeignField(use="response_format with type structural_tag"),
     "logits_processors": ForeignField(([],)),
     "custom_logit_processor": ForeignField(("",), use="logits_processors, by the names that the server knows"),
     "custom_params": _WITH_ANOTHER,

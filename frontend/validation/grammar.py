@@ -12,7 +12,7 @@ import msgspec
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.schema import ResponseFormat, SamplingRequest, StructuredOutputs
 
-GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
+GrammarKind = Literal["json", "regex", "choice", "grammar", "calls", "tags"]
 
 MAX_GRAMMAR_BYTES = 65536
 MAX_CHOICES = 1024
@@ -114,8 +114,11 @@ def response_format_source(response_format: ResponseFormat) -> GrammarSource | N
             return _source("regex", "response_format.pattern", response_format.pattern or "")
         case "grammar":
             return _source("grammar", "response_format.grammar", response_format.grammar or "")
+        case "structural_tag":
+            tag = {name: getattr(response_format, name) for name in ("format", "structures", "triggers")}
+            return _tags("response_format", tag)
     raise InvalidParameter(
-        "response_format.type must be 'text', 'json_object', 'json_schema', 'regex' or 'grammar', "
+        "response_format.type must be 'text', 'json_object', 'json_schema', 'regex', 'grammar' or 'structural_tag', "
         f"got {response_format.type[:64]!r}",
         param="response_format.type",
     )
@@ -134,13 +137,9 @@ def schema_source(field: str, schema: dict[str, Any] | str | None, *, is_strict:
 
 def _structured_outputs(wanted: StructuredOutputs) -> GrammarSource | None:
     """The grammar of vLLM's `structured_outputs`: exactly one of its kinds."""
-    if wanted.structural_tag is not None:
-        raise UnsupportedParameter(
-            "structured_outputs.structural_tag is not supported", param="structured_outputs.structural_tag"
-        )
     given = [
         kind
-        for kind in ("json", "regex", "choice", "grammar", "json_object")
+        for kind in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
         if getattr(wanted, kind) not in (None, False)
     ]
     if not given:
@@ -158,7 +157,35 @@ def _structured_outputs(wanted: StructuredOutputs) -> GrammarSource | None:
         return _choice(field, wanted.choice)
     if wanted.grammar is not None:
         return _source("grammar", field, wanted.grammar)
+    if wanted.structural_tag is not None:
+        return _tags(field, wanted.structural_tag)
     return GrammarSource("json", _ANY_OBJECT, field)
+
+
+def _tags(field: str, tag: Any) -> GrammarSource:
+    """The grammar of a structural tag, given as an object or as JSON text, in one of its two forms."""
+    if isinstance(tag, str):
+        try:
+            tag = msgspec.json.decode(tag)
+        except (msgspec.MsgspecError, RecursionError):
+            raise InvalidParameter(f"{field} is not valid JSON", param=field) from None
+    if not isinstance(tag, dict):
+        raise InvalidParameter(f"{field} must be an object", param=field)
+    form = tag.get("format")
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if form is None:
+        if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
+            raise InvalidParameter(f"{field} must have a format, or structures and triggers", param=field)
+        tags = [
+            {**each, "type": "tag", "content": {"type": "json_schema", "json_schema": each.get("schema")}}
+            for each in structures
+        ]
+        form = {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+    try:
+        text = msgspec.json.encode(form).decode()
+    except RecursionError:
+        raise InvalidParameter(f"{field} is nested too deeply", param=field) from None
+    return _source("tags", field, text)
 
 
 def _choice(field: str, choices: list[str]) -> GrammarSource:

@@ -1,7 +1,7 @@
 """Collects the rules of a grammar of calls: Lark, and JSON schemas that it refers to by name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,20 @@ class Rules:
             pieces = f"({' | '.join([text, *(quoted(head[:i]) for i in range(1, len(head) + 1))])})*"
             return sequence(pieces, quoted(head), self.mark(self.inner), quoted(tail + then))
         return self.rule(rf"/(.|\n)*{regex(before + mark + then)}/", "[lazy]")
+
+    def text_to(self, ends: Sequence[str], excludes: Sequence[str] = ()) -> str:
+        """Any text, perhaps empty, up to and including the first of some marks, none of which is a token."""
+        without = "".join(rf" & ~/(.|\n)*{regex(mark)}(.|\n)*/" for mark in excludes)
+        return self.rule(rf"/(.|\n)*({'|'.join(map(regex, ends))})/{without}", "[lazy]")
+
+    def text_ending(self, pattern: str, end: str) -> str:
+        """A text that matches a regular expression as a whole, and the text behind it, which comes nowhere before.
+
+        If the expression cannot be used: any text, and that behind it.
+        """
+        if end:
+            return self._text(pattern, regex(end), rf"(.|\n)*{regex(end)}(.|\n)+", self.text_to([end]))
+        return self._text(pattern, "", regex("\0"), f"{self.text_without()}?")
 
     def text_like(self, pattern: str, mark: str, then: str = "", before: str = "") -> str:
         """As `text_until`, of a text that matches a regular expression as a whole; empty if that cannot be said."""

@@ -2,15 +2,15 @@
 
 import asyncio
 import struct
-from collections.abc import Iterable
 
+import structlog
 from msgspec.structs import replace
 
 from penstock.frontend.engine.book import Bill, DeltaSink
 from penstock.frontend.engine.generation import TokenSource
 from penstock.frontend.engine.link import QueueGate
 from penstock.frontend.engine.scores import read_scores
-from penstock.frontend.errors import ApiError
+from penstock.frontend.errors import ApiError, from_exception
 from penstock.frontend.validation.beams import Beams
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import (
@@ -22,6 +22,8 @@ from penstock.ipc.messages import (
     TokenLogprobs,
 )
 from penstock.parts.beam_search.frontend.search import Beam, Scored, Search
+
+log = structlog.get_logger()
 
 
 class Searches:
@@ -112,7 +114,7 @@ class _Running:
         self._live: set[str] = set()  # requests for steps
         self._first: SequenceDelta | None = None  # of the first step, which has had to wait like any request
         self._task: asyncio.Task[None] | None = None
-        self._is_told = False
+        self._is_billed = False
 
     def begin(self) -> None:
         """Ask for the first step; the others follow."""
@@ -124,15 +126,9 @@ class _Running:
         """End it, whatever it does. Idempotent."""
         if self._task is not None:
             self._task.cancel()
-        for request_id in self._live:
-            self._engine.abort(request_id)
-        self._live.clear()
-        if not self._is_told:
-            self._is_told = True
-            for bill in self._bills():
-                self._sink.bill.add(bill)
+        self._release()
 
-    async def _go_on(self, first: asyncio.Future[SequenceDelta]) -> None:
+    async def _go_on(self, first: "asyncio.Future[SequenceDelta]") -> None:
         try:
             steps = [first]
             while self._search.beams:
@@ -141,17 +137,28 @@ class _Running:
                 self._first = self._first or deltas[0]
                 self._search.advance([_best(delta) for delta in deltas])
                 steps = [self._ask(beam) for beam in self._search.beams]
-            self._tell(
-                self._delta(i, beam, bill)
-                for i, (beam, bill) in enumerate(zip(self._search.found, self._bills(), strict=False))
-            )
+            for i, beam in enumerate(self._search.found[: self._request.n]):
+                self._sink.push(self._first_index, self._delta(i, beam))
         except _Ended as ended:
-            named = {"request_id": self._request.request_id, "sequence_idx": 0, "bill": None}
-            self._tell([replace(ended.delta, **named)])
+            failed = replace(ended.delta, request_id=self._request.request_id, sequence_idx=0, bill=None)
+            self._sink.push(self._first_index, failed)
         except ApiError as error:
             self._sink.fail(error)
+        except Exception as error:
+            log.exception("beam search failed")
+            self._sink.fail(from_exception(error))
         finally:
-            self.stop()
+            self._release()
+
+    def _release(self) -> None:
+        """Stop what still runs, and tell what all steps have cost: as one sequence's bill."""
+        for request_id in self._live:
+            self._engine.abort(request_id)
+        self._live.clear()
+        if not self._is_billed:
+            self._is_billed = True
+            for bill in (self._whole_bill(), *[None] * (self._request.n - 1)):
+                self._sink.bill.add(bill)
 
     def _ask(self, beam: Beam) -> "asyncio.Future[SequenceDelta]":
         self._num_asked += 1
@@ -165,13 +172,7 @@ class _Running:
         self._live.add(request_id)
         return step.done
 
-    def _tell(self, deltas: Iterable[SequenceDelta]) -> None:
-        self._is_told = True
-        for delta in deltas:
-            self._sink.bill.add(delta.bill)
-            self._sink.push(self._first_index, delta)
-
-    def _delta(self, index: int, beam: Beam, bill: SequenceBill | None) -> SequenceDelta:
+    def _delta(self, index: int, beam: Beam) -> SequenceDelta:
         first = self._first
         assert first is not None
         return SequenceDelta(
@@ -184,13 +185,11 @@ class _Running:
             logprobs=_told(beam, self._request.sampling.num_logprobs),
             queued_us=first.queued_us,
             late=first.late,
-            bill=bill,
         )
 
-    def _bills(self) -> list[SequenceBill | None]:
-        """What all steps have cost, as the first sequence's bill; the others cost nothing more."""
+    def _whole_bill(self) -> SequenceBill:
         its = self._bill
-        whole = SequenceBill(
+        return SequenceBill(
             int((its.queue_seconds or 0.0) * 1e6),
             its.num_steps,
             its.device_seconds * 1e6,
@@ -200,7 +199,6 @@ class _Running:
             its.num_recomputed_tokens,
             its.waited_for,
         )
-        return [whole, *[None] * (self._request.n - 1)]
 
 
 def _best(delta: SequenceDelta) -> list[Scored]:

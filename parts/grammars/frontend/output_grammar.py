@@ -21,6 +21,7 @@ from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
 from penstock.frontend.validation.custom_tools import enforced_parameters
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES, GrammarSource
+from penstock.parts.grammars.frontend import tags
 from penstock.parts.grammars.frontend.custom_patterns import patterns_of
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -59,10 +60,13 @@ def _grammar(
     rules = Rules(tokenizer)
     try:
         functions, warnings = _functions(tools, patterns)
-        start = _start(rules, output_format, functions, has_form=form is not None)
-        text = msgspec.json.encode(
-            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text], rules.texts]
-        ).decode()
+        whole, named = "", None
+        if form is not None and form.kind == "tags":
+            whole = tags.expression(rules, form)
+        elif form is not None:
+            whole, named = "form", [form.kind, form.text]
+        start = _start(rules, output_format, functions, whole)
+        text = msgspec.json.encode([rules.lark(start), rules.schemas, named, rules.texts]).decode()
         if rules.not_enforced:
             words = {"pattern": "pattern, as which grammars of custom tools are written"} if has_patterns else {}
             keywords = ", ".join(words.get(keyword, keyword[:32]) for keyword in list(rules.not_enforced)[:16])
@@ -100,10 +104,9 @@ def _functions(tools: ValidTools | None, patterns: Mapping[str, str]) -> tuple[l
     return functions, warnings
 
 
-def _start(rules: Rules, output_format: OutputFormat, functions: list[Function], *, has_form: bool) -> str:
+def _start(rules: Rules, output_format: OutputFormat, functions: list[Function], form: str) -> str:
     tools, tool_format = output_format.tools, output_format.tool_format
-    reasoning = _reasoning(rules, output_format)
-    form = "form" if has_form else ""
+    reasoning, has_form = _reasoning(rules, output_format), bool(form)
     if output_format.reasoning is not None and output_format.reasoning.has_channels:
         final = sequence(rules.mark("<|channel|>"), quoted("final"), rules.mark("<|message|>"))
         form = sequence(final, form or f"{rules.text_without()}?")

@@ -25,6 +25,7 @@ from penstock.frontend.validation.common import ValidRequest
 from penstock.frontend.validation.grammar import GrammarSource
 from penstock.models.finding.registry import model_path
 from penstock.parts.grammars.frontend.output_grammar import bound
+from penstock.parts.grammars.frontend.tags import as_calls
 from penstock.parts.grammars.options import GrammarOptions
 
 log = structlog.get_logger()
@@ -68,7 +69,14 @@ class _Reading:
 class GrammarReader(GrammarPart):
     """Parses and caches grammars for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, model: Path, max_seconds: float = MAX_SECONDS, *, open_objects: bool = False) -> None:
+    def __init__(
+        self,
+        model: Path,
+        max_seconds: float = MAX_SECONDS,
+        *,
+        open_objects: bool = False,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
         """No process is started before the first grammar arrives.
 
         Args:
@@ -76,7 +84,9 @@ class GrammarReader(GrammarPart):
             max_seconds: the time for one grammar.
             open_objects: whether objects may have properties that their schema does not list, if it says nothing of
                 such properties.
+            tokenizer: the model's, for structural tags.
         """
+        self._tokenizer = tokenizer
         self._max_seconds = max_seconds
         self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cached_bytes = 0
@@ -93,7 +103,8 @@ class GrammarReader(GrammarPart):
     def of(cls, service: Service) -> Self:
         """The reader for the served model."""
         config = service.config
-        return cls(model_path(config), open_objects=config.of(GrammarOptions).open_objects)
+        open_objects = config.of(GrammarOptions).open_objects
+        return cls(model_path(config), open_objects=open_objects, tokenizer=service.model.tokenizer)
 
     @property
     def process_ids(self) -> list[int]:
@@ -104,6 +115,9 @@ class GrammarReader(GrammarPart):
         return bound(common, output_format, tokenizer)
 
     async def read(self, source: GrammarSource, client: str = "") -> Grammar:
+        if source.kind == "tags":
+            assert self._tokenizer is not None
+            source = as_calls(source, self._tokenizer)
         key = blake2b(f"{source.kind} {source.text}".encode(), digest_size=32).digest()
         outcome = self._cache.get(key)
         if outcome is None or outcome.until < monotonic():

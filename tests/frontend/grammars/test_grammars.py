@@ -151,10 +151,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "exclude each other"),
     ({"grammar": 'root ::= "a"', "regex": "a"}, "exclude each other"),
     ({"grammar": "no grammar"}, "cannot be used"),
-    ({"response_format": {"type": "structural_tag"}}, "'structural_tag'"),
+    ({"response_format": {"type": "structural_tag"}}, "must have a format, or structures and triggers"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "x"}}}, "format.type 'x' is not supported"),
+    ({"structural_tag": {"type": "x"}}, "use response_format with type structural_tag"),
     ({"response_format": {"type": "regex"}}, "is empty"),
     ({"tfs_z": 0.5}, "tfs_z is not supported"),
-    ({"mirostat": 2}, "mirostat is not supported"),
+    ({"top_a": 0.2}, "top_a is not supported"),
     ({"format": {"type": "object"}}, "use response_format"),
     ({"options": {"num_ctx": 5}}, "options is not supported"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
@@ -164,6 +166,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "json_schema is required"),
     ({"response_format": {}}, "type"),
 ]
+
+
+def test_structural_tags(live: LiveServer) -> None:
+    """In both forms and both fields, on each route."""
+    tag = {"begin": "<f=a>", "end": "</f>"}
+    content = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    form = {"type": "triggered_tags", "triggers": ["<f="], "tags": [{"type": "tag", "content": content, **tag}]}
+    older = {"triggers": ["<f="], "structures": [{"schema": {"type": "integer"}, **tag}]}
+    for wanted in ({"type": "structural_tag", "format": form}, {"type": "structural_tag"} | older):
+        for ask in (chat, complete):
+            for fields in ({"response_format": wanted}, {"structured_outputs": {"structural_tag": json.dumps(wanted)}}):
+                assert ask(live, **fields).status == 200
+    grammars = _grammars_sent(live)
+    assert len(grammars) == 8
+    assert len(set(grammars)) == 2  # in a chat, the model may reason first
 
 
 @pytest.mark.parametrize(("fields", "says"), REFUSED, ids=lambda value: str(value)[:60])

@@ -11,8 +11,14 @@ import torch
 import transformers
 
 from penstock import LLM, BeamSearchParams, SamplingParams
-from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.frontend.engine.book import Bill, DeltaSink
+from penstock.frontend.errors import ApiError, EngineFailed, InvalidParameter, UnsupportedParameter
+from penstock.frontend.part import FrontendParts
+from penstock.frontend.validation.beams import Beams
 from penstock.ipc.faults import FAULTS, ONCE
+from penstock.ipc.messages import AddRequest, SequenceDelta
+from penstock.ipc.messages import SamplingParams as IpcSamplingParams
+from penstock.parts.beam_search.frontend.beams import Searches
 from tests.e2e.servers import serving
 from tests.python_api.conftest import SMALL, Checkpoint, checkpoint
 
@@ -155,3 +161,79 @@ async def test_on_the_routes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     admitted = [each for each in admitted if each["request_id"].startswith(f"{name}/")]
     assert len(admitted) == 1 + 3 * 23
     assert all(each["num_tokens"] - each["num_reused_tokens"] <= 16 for each in admitted[1:])
+
+
+class FakeEngine:
+    """Ends each request as it is told to."""
+
+    queue: Any = None
+
+    def __init__(self, delta: SequenceDelta | Exception) -> None:
+        self._delta = delta
+        self.aborted: list[str] = []
+
+    def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
+        if isinstance(self._delta, ApiError):
+            sink.fail(self._delta)
+        elif isinstance(self._delta, SequenceDelta):
+            sink.push(first_index, msgspec.structs.replace(self._delta, request_id=request.request_id))
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        self.aborted.append(request_id)
+
+    def pause(self, request_id: str) -> None: ...
+
+    def resume(self, request_id: str) -> None: ...
+
+
+class Sink:
+    """What a request is told."""
+
+    def __init__(self, num: int) -> None:
+        self.bill = Bill(num)
+        self.deltas: list[SequenceDelta] = []
+        self.errors: list[ApiError] = []
+
+    def push(self, first_index: int, delta: SequenceDelta) -> None:
+        self.deltas.append(delta)
+
+    def fail(self, error: ApiError) -> None:
+        self.errors.append(error)
+
+
+REQUEST = AddRequest("r", b"\5\0\0\0", IpcSamplingParams(max_tokens=3), n=2)
+
+
+async def test_errors_end_it() -> None:
+    """Those that the engine tells, that the engine is lost, and those of our own; all are billed."""
+    told = SequenceDelta("", 0, (), "error", error="no", error_code="internal")
+    for ending in (told, EngineFailed("lost"), SequenceDelta("", 0, (7,))):  # without log-probabilities
+        sink = Sink(2)
+        Searches(Beams(2), FakeEngine(ending)).submit(REQUEST, sink)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sink.bill.is_complete
+        if ending is told:
+            assert [(delta.request_id, delta.error) for delta in sink.deltas] == [("r", "no")]
+        else:
+            [error] = sink.errors
+            assert isinstance(error, ApiError)
+
+
+async def test_a_client_that_leaves_ends_it() -> None:
+    engine, sink = FakeEngine(RuntimeError("never answers")), Sink(2)
+    searches = Searches(Beams(2), engine)
+    searches.submit(REQUEST, sink)
+    await asyncio.sleep(0)
+    searches.abort("r")
+    searches.abort("r")
+    assert engine.aborted == ["r/1"]
+    assert sink.bill.is_complete
+    assert not sink.deltas
+    assert not sink.errors
+
+
+def test_without_the_part_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.part.brought", lambda *_: ())
+    with pytest.raises(UnsupportedParameter, match="the part for it is not installed"):
+        FrontendParts(None).searcher(Beams(2), None)

@@ -78,7 +78,7 @@ class Model:
         folder.mkdir(exist_ok=True)
         write_checkpoint(folder, tokenizer=tokenizer)
         self.tokenizer = load_tokenizer(open_checkpoint(folder))
-        self._vocabulary = grammar_vocabulary(open_checkpoint(folder))
+        self.vocabulary = grammar_vocabulary(open_checkpoint(folder))
         self._matchers: dict[str, Any] = {}
 
     def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:
@@ -87,8 +87,8 @@ class Model:
         assert source is not None
         known = self._matchers.get(source.text)
         if known is None:
-            grammar = read_grammar(self._vocabulary, source.kind, source.text).text
-            known = self._matchers[source.text] = make_matcher(self._vocabulary, grammar)
+            grammar = read_grammar(self.vocabulary, source.kind, source.text).text
+            known = self._matchers[source.text] = make_matcher(self.vocabulary, grammar)
         matcher = known.deep_copy()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken: int = matcher.try_consume_tokens(token_ids)
