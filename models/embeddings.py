@@ -29,6 +29,7 @@ _NEW_MODES = {
     "weightedmean": "weightedmean_tokens",
 }
 _SERVED = "Transformer, Pooling (of the first or last token, a mean or the maximum of all), Dense and Normalize"
+_MODEL_TYPES = ("SentenceTransformer", "CrossEncoder")
 _ACTIVATIONS: dict[str, DenseActivation] = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -76,12 +77,14 @@ def embeddings_of(checkpoint: Checkpoint, options: FrontendOptions, model: Model
     size, max_len = _hidden_size(checkpoint), 0
     if modules or isinstance(model, Encoder):
         max_len = _longest(checkpoint)
-    if checkpoint.embedding_config.get("model_type") == "ColBERT":
+    model_type = checkpoint.embedding_config.get("model_type", "SentenceTransformer")
+    if model_type not in _MODEL_TYPES and options.pooling == "auto":
         raise ConfigError(
-            "config_sentence_transformers.json: model_type ColBERT: a vector for each token, and scores made of these, "
-            "are not supported"
+            f"config_sentence_transformers.json: model_type {shown(str(model_type))} is not supported, only "
+            f"{' and '.join(_MODEL_TYPES)}: a text has one dense vector, so the model's scores cannot be had; "
+            "--pooling makes plain vectors of it"
         )
-    if modules:
+    if modules and not any(name == "LogitScore" for name, _ in modules):
         names = [name for name, _ in modules]
         if "Dense" in names and "Pooling" not in names and options.pooling == "auto":
             raise ConfigError(
@@ -127,9 +130,27 @@ def dense_modules(checkpoint: Checkpoint) -> list[Dense]:
             if activation not in _ACTIVATIONS:
                 known = ", ".join(_ACTIVATIONS)
                 raise ConfigError(f"modules.json: Dense with {shown(activation)} is not supported; supported: {known}")
+            for name in ("module_input_name", "module_output_name"):
+                if (of := fields.text(name, "sentence_embedding")) != "sentence_embedding":
+                    raise ConfigError(f"modules.json: Dense with {name} {shown(of)} is not supported")
             sizes = fields.whole("in_features"), fields.whole("out_features")
             found.append(Dense(number, *sizes, fields.flag("bias", True), _ACTIVATIONS[activation]))
     return found
+
+
+def logit_tokens(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Return the tokens whose logits say no and yes, of a reranker that is a language model; None if it is none.
+
+    Raises:
+        ConfigError: the module lacks one of them.
+    """
+    settings = next((settings for name, settings in checkpoint.embedding_modules() if name == "LogitScore"), None)
+    if settings is None:
+        return None
+    fields = JsonFields("modules.json: LogitScore", settings)
+    if fields.raw("false_token_id") is None:
+        raise ConfigError("modules.json: LogitScore without false_token_id is not supported")
+    return fields.whole("false_token_id", least=0), fields.whole("true_token_id", least=0)
 
 
 def _longest(checkpoint: Checkpoint) -> int:

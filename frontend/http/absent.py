@@ -15,6 +15,7 @@ _ABSENT: tuple[tuple[str, str, str], ...] = (
     ("*", "images/.+", "models that make images are not served here"),
     ("*", "(?:assistants|threads)(?:/.+)?", "there are no assistants here; use POST /v1/responses and conversations"),
     ("*", "fine_tuning/.+", "models are not trained here"),
+    ("*", "embed_(?:all|sparse)", "texts have one dense vector here; POST /embed makes it"),
     ("*", "vector_stores(?:/.+)?", "there is no store of vectors here; POST /v1/embeddings makes vectors"),
 )
 """(method, or * for any; path without its prefix; sentence)"""

@@ -188,7 +188,7 @@ BROKEN: dict[str, Case] = {
     ),
     "remote code": (
         _changed(architectures=["OwnForCausalLM"], auto_map={"AutoModel": "own.Model"}),
-        ("config.json", "auto_map", "never run"),
+        ("config.json", "auto_map", "never run", "OwnForCausalLM"),
     ),
     # quantized weights
     **{

@@ -42,9 +42,7 @@ async def rerank(service: Service, record: RequestRecord, body: bytes, *, shows_
     service = await service.serving(request.model)
     model = model_of(service)
     with await service.admit(record, num_bytes, draws=False) as admission:
-        is_list = request.texts is not None
-        if is_list:
-            tei.as_rerank(request)
+        is_list = tei.as_rerank(request)
         valid = _with_instruction(checked(service, request, admission.rules, "documents"), request, model)
         pairs = _ranked_pairs(request, admission.rules, valid)
         admission.hold(valid, num_prompts(pairs, model), num_added=num_added(service, pairs, model))

@@ -10,6 +10,7 @@ from penstock.frontend.api.service import Service
 from penstock.ipc.messages import Pooling, PoolingKind
 from penstock.models.classes import ClassActivation, class_activation, score_activation
 from penstock.models.description.encoder import Encoder
+from penstock.models.embeddings import logit_tokens
 from penstock.models.files.source import Checkpoint
 from penstock.models.finding.registry import open_model
 from penstock.parts.scores.frontend.templates import PairTemplate, template_of
@@ -43,7 +44,7 @@ class ScoreModel:
         """Read what the checkpoint says.
 
         Raises:
-            ConfigError: the template's answers are no tokens of the model.
+            ConfigError: the template is not known, or its answers are no tokens of the model.
         """
         config, model = service.config, service.model
         checkpoint = open_model(config)
@@ -52,7 +53,8 @@ class ScoreModel:
         kind: ScoreKind = "class" if num_classes == 1 else "none" if num_classes else "cosine"
         pooling = Pooling(_pooled_by(config, checkpoint) if num_classes else "last", returns="classes")
         if asking is not None and not num_classes:
-            kind, pooling = "tokens", Pooling("last", returns="tokens", token_ids=_answers(asking.template, service))
+            answers = logit_tokens(checkpoint) or _answers(asking.template, service)
+            kind, pooling = "tokens", Pooling("last", returns="tokens", token_ids=answers)
         return cls(kind, asking, pooling, score_activation(checkpoint), class_activation(checkpoint, num_classes))
 
 
@@ -71,6 +73,11 @@ def _asking(config: Config, checkpoint: Checkpoint, service: Service) -> Asking 
     names = " ".join((str(checkpoint.path), *service.model.names))
     template = template_of(config.of(ScoresOptions).score_template, architectures[0], names)
     if template is None:
+        if logit_tokens(checkpoint) is not None and config.of(ScoresOptions).score_template == "auto":
+            raise ConfigError(
+                "modules.json: LogitScore scores the answers to a template, and which one does not follow from the "
+                "model's name: name it with --score-template; with 'none', embeddings are compared"
+            )
         return None
     encode = service.model.tokenizer.encode
     ids = (tuple(encode(text, add_special_tokens=False)) for text in (template.before, template.behind))

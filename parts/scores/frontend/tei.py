@@ -20,8 +20,6 @@ from penstock.parts.scores.frontend.checks import check_texts, checked, model_of
 from penstock.parts.scores.frontend.classes import check_classes, classified, probs_of, submit_classified
 from penstock.parts.scores.frontend.pairs import Pairs, num_added, num_prompts, scores_of, submit_pairs
 
-_SIDES = {"right": "right", "left": "left"}
-
 
 class EmbedRequest(Struct, kw_only=True):
     """POST /embed"""
@@ -199,20 +197,29 @@ async def task(service: Service, record: RequestRecord, body: bytes) -> Reply:
     return await (predict if service.model.classes else embed)(service, record, body)
 
 
-def as_rerank(request: schema.RerankRequest) -> None:
-    """Put the fields of this API into those of the other one.
+def as_rerank(request: schema.RerankRequest) -> bool:
+    """Put the fields of this API, if the request has its `texts`, into those of the other one; return whether it has.
 
     Raises:
         InvalidParameter: both are used.
     """
-    if request.documents is not None:
-        raise InvalidParameter("texts and documents are the same: set one", param="texts")
+    of_both = {
+        "documents": ("truncate", "truncation_direction", "raw_scores", "return_text"),
+        "texts": ("documents", "return_documents", "truncation_side", "truncate_prompt_tokens", "use_activation"),
+    }
+    has = "documents" if request.texts is None else "texts"
+    for name in of_both[has]:
+        if getattr(request, name) is not None:
+            raise InvalidParameter(f"{name} and {has} are of different APIs", param=name)
+    if request.texts is None:
+        return False
     kept, side = _cut(request.truncate, request.truncation_direction)
     request.documents = list(request.texts or ())
     request.truncate, request.truncation_side = kept is not None, side
     request.return_documents = bool(request.return_text)
     if request.raw_scores:
         request.use_activation = False
+    return True
 
 
 def ranked(results: Sequence[schema.Ranked]) -> bytes:
@@ -233,8 +240,8 @@ def _given(inputs: Any) -> Any:
 
 def _cut(truncate: bool | None, direction: str | None) -> tuple[int | None, str | None]:
     """How many tokens are kept, and which side goes; texts are cut unless the client does not want that."""
-    side = None if direction is None else _SIDES.get(direction.lower())
-    if direction is not None and side is None:
+    side = None if direction is None else direction.lower()
+    if direction is not None and side not in ("left", "right"):
         raise InvalidParameter(
             f"truncation_direction must be 'Left' or 'Right', got {direction[:64]!r}", param="truncation_direction"
         )

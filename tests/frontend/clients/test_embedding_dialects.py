@@ -152,7 +152,9 @@ def test_predict(classes: LiveServer) -> None:
         ("/embed", {"inputs": "a", "encoding_format": "base64"}, "encoding_format"),
         ("/similarity", {}, "inputs"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs"),
-        ("/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "texts"),
+        ("/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "documents"),
+        ("/rerank", {"query": "a", "documents": ["b"], "raw_scores": True}, "raw_scores"),
+        ("/rerank", {"query": "a", "texts": ["b"], "return_documents": True}, "return_documents"),
         ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, "truncation_side"),
     ],
 )

@@ -16,6 +16,8 @@ ABSENT = [
     ("POST", "/v1/audio/transcriptions", "not served"),
     ("POST", "/v1/images/generations", "not served"),
     ("POST", "/v1/threads", "/v1/responses"),
+    ("POST", "/embed_all", "POST /embed"),
+    ("POST", "/embed_sparse", "POST /embed"),
 ]
 
 

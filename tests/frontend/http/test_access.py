@@ -46,7 +46,13 @@ def routes(live: LiveServer) -> list[tuple[str, str]]:
 def test_every_route_wants_a_key(guarded: LiveServer) -> None:
     found = routes(guarded)
     assert len(found) > 15
-    open_paths = {path.replace("{id}", "x") for route in ROUTES if not route.scope for path in route.paths}
+    is_open = {
+        (method, path.replace("{id}", "x"))
+        for route in ROUTES
+        if not route.scope
+        for path in route.paths
+        for method in ({route.method, "HEAD"} if route.method == "GET" else {route.method})
+    }
     for method, path in [*found, ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
         for headers in (
             {},
@@ -64,7 +70,7 @@ def test_every_route_wants_a_key(guarded: LiveServer) -> None:
             )
             if "Host" in headers:  # that is none, wherever it is sent
                 assert answer.status == 400
-            elif path in open_paths:
+            elif (method, path) in is_open:
                 assert answer.status == (404 if path.endswith("/x") else 200)
                 continue
             assert answer.status in (400, 401) if "Host" in headers else answer.status == 401, (method, path, headers)

@@ -1,5 +1,6 @@
 """Vectors and classes of every family of encoders are transformers' in fp32, whatever shares their steps."""
 
+import math
 from array import array
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def pooled(states: Tensor, kind: str) -> Tensor:
             weights = torch.arange(1, len(states) + 1, dtype=states.dtype)[:, None]
             return (weights * states).sum(0) / weights.sum()
         case "mean_sqrt_len":
-            return states.sum(0) / len(states) ** 0.5
+            return states.sum(0) / math.sqrt(len(states))
         case _:
             return states[-1]
 

@@ -96,9 +96,10 @@ def test_vectors_of_tokens_are_refused(plain: Path, tmp_path: Path) -> None:
     """ColBERT's files say it in either of two ways: a vector that is pooled after all would be of no use."""
     saved(plain, tmp_path / "saved", modules.Pooling(64, "mean"))
     said = tmp_path / "saved" / "config_sentence_transformers.json"
-    said.write_text(json.dumps(json.loads(said.read_text()) | {"model_type": "ColBERT"}))
-    with pytest.raises(ConfigError, match="ColBERT"), LLM(tmp_path / "saved", **SMALL):
-        pass
+    for kind in ("ColBERT", "MultiVectorEncoder", "SparseEncoder"):
+        said.write_text(json.dumps(json.loads(said.read_text()) | {"model_type": kind}))
+        with pytest.raises(ConfigError, match=kind), LLM(tmp_path / "saved", **SMALL):
+            pass
     says(plain, ("Transformer", {}), ("Dense", {"in_features": 64, "out_features": 8}))
     try:
         with pytest.raises(ConfigError, match="no Pooling"), LLM(plain, **SMALL):

@@ -41,7 +41,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
         def load_it(case: str, folder: str = "model", **more: Any) -> Loaded:
             path = tmp_path / folder
-            path.mkdir()
+            path.mkdir(exist_ok=True)
             reference = _decoder(case, path) if case.startswith("Qwen3") else make(CASES[case], path)
             tokenizer = add_tokenizer(path, has_types=reference.case.has_types)
             config = path / "config.json"

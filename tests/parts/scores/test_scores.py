@@ -1,15 +1,16 @@
 """Scores and classes are what transformers computes of the same pairs and texts, in fp32."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from penstock import ApiError, PoolingParams
+from penstock import ApiError, ConfigError, PoolingParams
 from penstock.parts.scores.frontend.templates import TEMPLATES
-from tests.parts.encoders.checkpoints import WORDS
+from tests.parts.encoders.checkpoints import WORDS, says
 from tests.parts.scores.conftest import Load, Loaded
 
 QUERY = "w1 w2 w3"
@@ -130,6 +131,22 @@ def test_a_reranker_that_says_yes_or_no(load: Load) -> None:
         no, yes = (logits[loaded.tokenizer.token_to_id(word)] for word in ("no", "yes"))
         assert output.outputs.score == pytest.approx(float(torch.stack([no, yes]).softmax(0)[1]), abs=TOLERANCE)
     assert loaded.llm.generate("w1", use_tqdm=False)[0].outputs[0].token_ids  # it still generates
+
+
+def test_a_reranker_as_sentence_transformers_saves_it(load: Load, tmp_path: Path) -> None:
+    """Its module names the tokens that answer; under a name that no template has, one must be named."""
+    words = {"true_token_id": 17, "false_token_id": 23}
+    for folder in ("Qwen3-Reranker-tiny", "another"):
+        (tmp_path / folder).mkdir()
+        says(tmp_path / folder, ("Transformer", {}), ("LogitScore", words))
+    loaded = load("Qwen3ForCausalLM", "Qwen3-Reranker-tiny")
+    [output] = loaded.llm.score(QUERY, DOCUMENTS[1], use_tqdm=False)
+    with torch.inference_mode():
+        logits = loaded.reference.model(torch.tensor([asked(loaded, QUERY, DOCUMENTS[1])])).logits[0, -1]
+    assert output.outputs.score == pytest.approx(float((logits[17] - logits[23]).sigmoid()), abs=TOLERANCE)
+    loaded.llm.close()
+    with pytest.raises(ConfigError, match="--score-template"):
+        load("Qwen3ForCausalLM", "another").llm.score(QUERY, QUERY, use_tqdm=False)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Reranker-0.6B-seq-cls", "another"])
