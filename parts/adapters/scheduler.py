@@ -209,7 +209,7 @@ class AdapterGate(RoomGate):
             self.load(message)
         else:  # only of one that could not be loaded: a program has no other way to unload
             self.unload(message.key)
-            self.forget({key for key, live in self._live.items() if live.users})
+            self.forget({request.adapter for request in self._scheduler.requests.values()})
 
     def take_news(self) -> tuple[AdapterNews, ...]:
         return (self.news(()),) if self.has_news else ()
