@@ -107,6 +107,7 @@ class AdapterGate(RoomGate):
         "_untried",
         "has_news",
         "known",
+        "may_forget",
     )
 
     answers = ((AdapterPrepared, lambda: FromAll(attrgetter("adapter_id"), _of_all_ranks)),)
@@ -131,6 +132,8 @@ class AdapterGate(RoomGate):
         self._max_live = scheduler.config.of(AdapterOptions).max_loras
         self.known: dict[str, Known] = {}  # by key
         self.has_news = False
+        self.may_forget = False
+        """Whether an adapter leaves, and perhaps has no request any more: then `forget` is to be called."""
         self._aborted: set[str] = set()  # those whose requests are to end at once
         self._closing = ""  # the one in memory that takes no further requests, because others wait for room
         self._first: Request | None = None  # whose turn it was last of those held for room
@@ -164,7 +167,7 @@ class AdapterGate(RoomGate):
         """Let an adapter go with its last request, or with `abort` end those that it has."""
         if (known := self.known.get(key)) is not None:
             known.is_leaving, known.is_kept, known.state = True, False, "leaving"
-            self.has_news = True
+            self.has_news = self.may_forget = True
             self._untried.pop(key, None)
             if abort:
                 self._aborted.add(key)
@@ -172,10 +175,10 @@ class AdapterGate(RoomGate):
 
     def forget(self, used: set[str]) -> None:
         """Forget what leaves, and is not the adapter of any request."""
+        self.may_forget = False
         leaving = [key for key, known in self.known.items() if known.is_leaving and not known.is_kept]
-        for key in leaving:
-            if key in used:
-                continue
+        gone = [key for key in leaving if key not in used]
+        for key in gone:
             del self.known[key]
             self._untried.pop(key, None)
             self._aborted.discard(key)
@@ -183,7 +186,7 @@ class AdapterGate(RoomGate):
                 self._drop(live)
             self.messages.append(ForgetAdapter(key))
             self.has_news = True
-        if leaving:
+        if gone:
             self._use_room()
 
     def news(self, requests: Iterable[Request]) -> AdapterNews:
@@ -206,7 +209,7 @@ class AdapterGate(RoomGate):
             self.load(message)
         else:  # only of one that could not be loaded: a program has no other way to unload
             self.unload(message.key)
-            self.forget({key for key, live in self._live.items() if live.users})
+            self.forget({request.adapter for request in self._scheduler.requests.values()})
 
     def take_news(self) -> tuple[AdapterNews, ...]:
         return (self.news(()),) if self.has_news else ()
@@ -281,6 +284,8 @@ class AdapterGate(RoomGate):
         request.adapter_id = 0
         if live is not None:
             del live.users[request]
+        known = self.known.get(request.adapter)
+        self.may_forget |= known is not None and known.is_leaving
         self._use_room()
 
     def let_go(self, request: Request) -> None:
@@ -512,7 +517,7 @@ class AdapterNewsTeller(EnginePart):
         gate = self._gate
         if gate is None:
             return
-        if any(known.is_leaving for known in gate.known.values()):
+        if gate.may_forget:
             gate.forget({request.adapter for request in self._requests()})
         if gate.has_news:
             self._engine.frontends.tell_all(gate.news(self._requests()))

@@ -218,7 +218,7 @@ def launch_adapting(shape: ModelShape, most_rank: int) -> None:
     """A product whose outputs are in three segments, and one whose outputs are not, in steps of each size of blocks."""
     for tokens in (1, 600, 4096):
         grouped = group_by_slot_triton(ints(8), ints(9), ints(257), tokens, 32)
-        for segments in (3, 1):
+        for segments in (3, 1) if tokens == 1 else (3,):
             x, y = meta(tokens, shape.hidden), meta(tokens, 2 * shape.hidden)
             addresses = meta(32, 9, 2, dtype=torch.int64)[:, 4 : 4 + segments]
             ranks = ints(32, 9)[:, 4 : 4 + segments]
@@ -330,7 +330,8 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Job, Launch], dict[i
                     launch_latent(*sizes)
             launch_indexer()
             launch_adapting(MODELS["Llama-3.1-8B"], 256)
-            launch_adapting(MODELS["Qwen3-0.6B"], 16)
+            if IS_SOAK:
+                launch_adapting(MODELS["Qwen3-0.6B"], 16)
             launch_shapeless()
             launch_quantized()
             launch_scans()

@@ -122,26 +122,25 @@ def read_adapter(path: Path, key: str, fitting: Fitting, dtype: torch.dtype) -> 
         if module is None:
             raise AdapterError(f"it changes {name!r}, which is not a matrix of this model that adapters can change")
         its = modules[module]
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-            raise AdapterError(f"the matrices of {name!r} have shapes {list(a.shape)} and {list(b.shape)}")
         if (b.shape[0], a.shape[1]) != (its.num_outputs, its.num_inputs):
             raise AdapterError(
                 f"it belongs to another model: {name!r} has {b.shape[0]} outputs and {a.shape[1]} inputs, "
                 f"here they are {its.num_outputs} and {its.num_inputs}"
             )
-        if not a.isfinite().all() or not b.isfinite().all():
+        made = Factors(a.to(dtype), (b.float() * scale).to(dtype))
+        if not all(matrix.isfinite().all() for matrix in made):
             raise AdapterError(f"the matrices of {name!r} have numbers that are not finite")
         if a.shape[0] > fitting.max_rank:
             raise AdapterError(f"the rank of {name!r} is {a.shape[0]}, more than --max-lora-rank {fitting.max_rank}")
         rank = max(rank, a.shape[0])
-        factors[module] = Factors(a.to(dtype), (b.float() * scale).to(dtype))
+        factors[module] = made
     if not found:
         raise AdapterError("it has no matrices")
     return Adapter(factors, rank)
 
 
 _Scaled = tuple[Tensor, Tensor, float]
-"""A and B of a module, and by what their product is multiplied."""
+"""A and B of a module, which fit each other, and by what their product is multiplied."""
 
 
 def _contents(path: Path, key: str) -> list[bytes]:
@@ -161,7 +160,7 @@ def _contents(path: Path, key: str) -> list[bytes]:
 
 def _of_peft(config_file: bytes, weights: bytes) -> dict[str, _Scaled]:
     config = _config(config_file)
-    return {name: (a, b, _scale(config, name, a.shape[0])) for name, (a, b) in _matrices(weights).items()}
+    return {name: (a, b, _scale(config, name, _rank(name, a, b))) for name, (a, b) in _matrices(weights).items()}
 
 
 def _of_gguf(path: Path, content: bytes, model: ModelConfig) -> dict[str, _Scaled]:
@@ -172,13 +171,23 @@ def _of_gguf(path: Path, content: bytes, model: ModelConfig) -> dict[str, _Scale
         file = adapter_file(container_of(path, memoryview(bytearray(content))), whole)
     except ConfigError as error:
         raise AdapterError(str(error)) from None
-    return {
-        name.removesuffix(".weight"): (_numbers(a), _numbers(b), file.alpha / a.shape[0] if file.alpha else 1.0)
-        for name, (a, b) in file.matrices.items()
-    }
+    found = {}
+    for name, its in file.matrices.items():
+        a, b = map(_numbers, its)
+        found[name.removesuffix(".weight")] = a, b, file.alpha / _rank(name, a, b) if file.alpha else 1.0
+    return found
+
+
+def _rank(name: str, a: Tensor, b: Tensor) -> int:
+    """Check that two matrices can be multiplied."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or not a.numel() or not b.numel():
+        raise AdapterError(f"the matrices of {name!r} have shapes {list(a.shape)} and {list(b.shape)}")
+    return a.shape[0]
 
 
 def _numbers(stored: StoredTensor) -> Tensor:
+    if not stored.num_elements:
+        return torch.zeros(stored.shape)
     read = as_tensor(stored)
     return dequantized(quantized_weight(stored.dtype, read)) if stored.dtype in BLOCK_TYPES else read
 

@@ -130,7 +130,7 @@ class AdapterRows(RowPart):
             kept = reading.result()
         except AdapterError as error:
             return AdapterPrepared(adapter_id, f"the adapter cannot be used: {error}")
-        except (OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:  # whatever is wrong with somebody's files, it must not end the worker
             log.exception("adapter not read")
             return AdapterPrepared(adapter_id, f"the adapter could not be read: {str(error)[:200]}")
         self._slots[adapter_id] = slot = self._free.pop()

@@ -32,9 +32,9 @@ def _first(tensors: dict[str, torch.Tensor], which: str) -> str:
     return next(name for name in tensors if f"lora_{which}" in name)
 
 
-def _pair(module: str) -> dict[str, torch.Tensor]:
+def _pair(module: str, rank: int = 4) -> dict[str, torch.Tensor]:
     names = (f"base_model.model.{module}.lora_{which}.weight" for which in "AB")
-    return dict(zip(names, (torch.zeros(4, 64), torch.zeros(199, 4)), strict=True))
+    return dict(zip(names, (torch.zeros(rank, 64), torch.zeros(199, rank)), strict=True))
 
 
 def _rename(tensors: dict[str, torch.Tensor]) -> None:
@@ -65,6 +65,18 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "other sizes": (
         _with_tensors(lambda tensors: tensors.update({_first(tensors, "B"): torch.zeros(7, 4)})), "another model",
     ),
+    "a vector": (
+        _with_tensors(lambda tensors: tensors.update({_first(tensors, "A"): torch.zeros(4)})), "shapes [4] and [",
+    ),
+    "a single number": (
+        _with_tensors(lambda tensors: tensors.update({_first(tensors, "A"): torch.tensor(1.0)})), "shapes [] and [",
+    ),
+    "a rank of 0": (
+        _with_tensors(lambda tensors: tensors.update(_pair("model.layers.0.self_attn.q_proj", 0))),
+        "shapes [0, 64] and [199, 0]",
+    ),
+    "a scale beyond all numbers": (_with_config(lora_alpha=1e300), "not finite"),
+    "a pattern that is none": (_with_config(alpha_pattern={"(": 3}), "no regular expression"),
     "no numbers": (
         _with_tensors(lambda tensors: tensors[_first(tensors, "A")].fill_(float("nan"))), "not finite",
     ),

@@ -145,6 +145,10 @@ HARM: dict[str, tuple[dict[str, Any], str]] = {
         {"change": lambda writer: [_add(f"token_embd.weight.lora_{a}", 4, 4)(writer) for a in "ab"]},
         "it changes 'model.embed_tokens'",
     ),
+    "no numbers": (
+        {"change": lambda writer: [_add(f"blk.0.ffn_x.weight.lora_{a}", 0, 4)(writer) for a in "ab"]},
+        "shapes [0, 4] and [0, 4]",
+    ),
     "experts": (
         {"change": lambda writer: [_add(f"blk.0.ffn_up_exps.weight.lora_{a}", 2, 4, 4)(writer) for a in "ab"]},
         "ffn_up_exps",
