@@ -18,12 +18,17 @@ async def test_a_part_of_another_distribution_serves(tmp_path: Path) -> None:
         serving("--toy-word", "hi", PYTHONPATH=path, PENSTOCK_TOY_TIMES="2") as server,
         aiohttp.ClientSession() as session,
     ):
+        said = {"words": ["hi", "hi"], "is_started": True, "max_model_len": 2048, "num_left": 0}
         async with session.get(f"{server.url}/toy") as answer:
-            assert await answer.json() == {"words": ["hi", "hi"], "is_started": True, "num_left": 0}
+            assert await answer.json() == said
+        async with session.get(f"{server.url}/v1/models", headers={"x-toy": "1"}) as answer:
+            assert await answer.json() == said
+        async with session.get(f"{server.url}/nowhere", headers={"x-toy": "1"}) as answer:
+            assert (answer.status, [*await answer.json()], "x-toy-id" in answer.headers) == (404, ["oops"], True)
         async with session.get(f"{server.url}/openapi.json") as answer:
             assert "/toy" in (await answer.json())["paths"]
         metrics = await server.settled(session)  # there is a report of the engine then
-        assert metrics["toy_words_total"] == 2
+        assert metrics["toy_words_total"] == 4
         assert metrics["toy_rows"] == metrics["penstock_num_rows"] > 0
         body = {"model": "penstock-demo", "prompt": "One", "max_tokens": 2}
         async with session.post(f"{server.url}/v1/completions", json=body) as answer:
