@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from docs.written_parts import with_parts, write_or_check
+from penstock.config.options import ConfigError
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.gpu_worker.models.native_program import lacking
@@ -29,7 +30,8 @@ from penstock.models.description.decoder import (
     SideBySide,
 )
 from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
-from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES
+from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES, parse_model_config
+from penstock.models.parsing.by_transformers import TransformersConfig
 from penstock.models.parsing.by_transformers import architectures as types_of_architectures
 from penstock.models.parsing.family import Family
 from penstock.models.weights.decoder import decoder_tensors
@@ -41,6 +43,13 @@ from tests.models.test_published_models import decoder_of, kv_bytes
 from tests.parts.encoders.checkpoints import CASES as ENCODER_CASES
 
 PAGE = Path(__file__).parent / "models.md"
+
+_REFUSED = {
+    "let others compute its attention": "refused: transformers does not let others compute its attention",
+    "which are not supported yet: only layers that": "refused: layers that keep something else than keys and values",
+    "without other parts only": "refused: a text part that our own code does not know",
+}
+"""Parts of what is said when a model is refused, and how the table says it."""
 
 _BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after adding a family or a model. -->\n"
 _TITLES = {
@@ -355,6 +364,39 @@ def encoder_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def causal_types() -> dict[str, list[str]]:
+    """What becomes of each causal language model of the installed transformers: types by what is said of them.
+
+    It is said of the configuration that its class makes by default.
+    """
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    transformers.logging.set_verbosity_error()
+    found: dict[str, list[str]] = {}
+    for architecture, kind in types_of_architectures().items():
+        said = "own code"
+        if architecture not in ARCHITECTURES:
+            try:
+                fields = transformers.CONFIG_MAPPING[kind]().to_dict() | {"architectures": [architecture]}
+                if isinstance(parse_model_config(fields), TransformersConfig):
+                    said = "through transformers" + (", tested" if kind in OF_TRANSFORMERS else "")
+            except StrictDataclassError:  # a part of another model, which has no configuration of its own
+                continue
+            except ConfigError as error:  # what else it says is of a family's own settings, which a checkpoint has
+                said = next((what for part, what in _REFUSED.items() if part in str(error)), said)
+        found.setdefault(said, []).append(kind)
+    return found
+
+
+def causal_table() -> str:
+    """The causal types by what becomes of them, with their numbers."""
+    rows = ["| what becomes of it | types | number |", "| --- | --- | --- |"]
+    for said, kinds in sorted(causal_types().items()):
+        rows.append(_row(said, _codes(sorted(kinds)), str(len(kinds))))
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with what belongs there."""
     parts = {
@@ -362,6 +404,7 @@ def page() -> str:
         "The table of encoders": encoder_table(),
         "The table of published models": published_table(),
         "The list of types": types_by_transformers(),
+        "The table of causal types": causal_table(),
     }
     return with_parts(PAGE, {_BEGIN.format(name): written for name, written in parts.items()})
 
