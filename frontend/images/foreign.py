@@ -1,9 +1,10 @@
-"""Processors of models whose vision tower `transformers` computes: its own processor makes pixel values and placeholders.
+"""Processors of models whose vision tower `transformers` computes: its own makes pixel values and placeholders.
 
 Which text stands for an image says that processor, and with it how many tokens an image has. Only the process of
 `child.py` calls it.
 """
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -94,8 +95,9 @@ class _Nothing:
 def _made(path: Path, said: ProcessorFiles) -> Any:
     """The processor, with the checkpoint's tokenizer and image processor, and nothing for other senses."""
     from transformers import PreTrainedTokenizerFast
-    from transformers.models.auto import image_processing_auto, processing_auto
 
+    image_processing_auto: Any = importlib.import_module("transformers.models.auto.image_processing_auto")
+    processing_auto: Any = importlib.import_module("transformers.models.auto.processing_auto")
     kind = str(said.config.get("model_type"))
     name = said.processor.get("processor_class") or said.tokens.get("processor_class")
     name = str(name or processing_auto.PROCESSOR_MAPPING_NAMES.get(kind))

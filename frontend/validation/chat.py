@@ -274,7 +274,7 @@ def _content(
 def _refuse_images(messages: list[dict[str, Any]], why: str) -> None:
     """Say why a model that sees is served as text only. In results of tools, images become notes."""
     for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) and message.get("role") != "tool" else None
+        content = message.get("content") if message.get("role") != "tool" else None
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, dict) and part.get("type") in IMAGE_KINDS:
                 field = f"messages[{index}].content[{number}]"

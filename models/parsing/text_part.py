@@ -119,7 +119,7 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
 
 
 def _turning(its: JsonFields, sections: list[int], *, alternates: bool) -> JsonFields:
-    """Return rotary settings whose pairs alternate or not, whatever the file says; `sections`: unless it has its own."""
+    """Return rotary settings whose pairs alternate or not, whatever the file says; it may have other sections."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
     said = its.raw(name) or {}
     return its.with_fields({name: {"mrope_section": sections, **said, "mrope_interleaved": alternates}})

@@ -256,7 +256,7 @@ def _without_decoder(architecture: Any) -> Any:
             if head is not None:
                 self.set_submodule(names[head], nn.Identity())
             self.set_submodule(names[decoder], stand_in)
-            self.all_tied_weights_keys = {}
+            self.all_tied_weights_keys: dict[str, str] = {}
 
         def tie_weights(self, *args: Any, **others: Any) -> None:
             """Nothing is left that is tied."""

@@ -584,8 +584,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     spread(model, case.wider)
     with torch.no_grad():
+        head: Any = model.get_output_embeddings() or model.language_model.lm_head
         for each in (token, *map(tokenizer.token_to_id, eyes.other_tokens)):
-            (model.get_output_embeddings() or model.language_model.lm_head).weight[each] = (
-                0.0  # nothing that is generated is an image's place
-            )
+            head.weight[each] = 0.0  # nothing that is generated is an image's place
     return model, token
