@@ -57,6 +57,7 @@ from penstock.models.parsing.nearest import nearest, why_not
 from penstock.models.parsing.text_part import text_part
 from penstock.models.parsing.vision.foreign import FOREIGN
 from penstock.models.parsing.vision.towers import parse_vision
+from penstock.models.vision.foreign import ForeignVision
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
 """Names a module whose `FAMILIES` are known beside ours. It is for tests, and no checkpoint can set it."""
@@ -143,7 +144,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         config: ModelConfig = known[part[0]].parse(*part)
         if isinstance(config, Decoder):
             config = replace(config, vision=parse_vision(named[0], fields, config))
-            if named[0] in FOREIGN and not FOREIGN[named[0]].changes_logits:
+            if isinstance(config.vision, ForeignVision) and not FOREIGN[named[0]].changes_logits:
                 config = replace(config, logit_scale=1.0, logit_softcap=0.0)
         return replace(config, text_part_of=named[0], **stored)
     if named and named[0] in known and impl != "transformers":

@@ -15,6 +15,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
     "LlavaNextForConditionalGeneration": {
+        "granite": "GraniteForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
@@ -33,6 +34,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
 The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
 WHOLE_MODELS = tuple(_TEXT_PARTS)
 _TURNING = {
+    "Qwen3OmniMoeThinkerForConditionalGeneration": [24, 20, 20],
     "Qwen3_5ForConditionalGeneration": [11, 11, 10],
     "Qwen3_5MoeForConditionalGeneration": [11, 11, 10],
     "Qwen3VLForConditionalGeneration": [24, 20, 20],
@@ -47,6 +49,8 @@ _SAME_TEXTS = {
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
     "paddleocr_vl_text": "LlamaForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
+    "qwen3_omni_moe_text": "Qwen3VLMoeTextModel",
 }
 """Text parts that `transformers` has in no model of their own -> an architecture that computes the same."""
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
@@ -68,6 +72,7 @@ _SECTIONS = {
     "glm4v_moe_text": [8, 12, 12],
     "glm_ocr_text": [8, 12, 12],
     "paddleocr_vl_text": [16, 24, 24],
+    "qwen2_5_omni_text": [16, 24, 24],
 }
 """How many rotary pairs of these usually turn with time, row and column, one kind after the other."""
 _RENAMED = {

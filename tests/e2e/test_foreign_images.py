@@ -1,4 +1,4 @@
-"""Towers that transformers computes, through real processes: tokens are those of transformers in a chat of many turns."""
+"""Towers that transformers computes, through real processes: its tokens, in chats of many turns."""
 
 import inspect
 import json

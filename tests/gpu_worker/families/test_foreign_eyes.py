@@ -105,7 +105,8 @@ class _Reference(Reference):
             name: torch.cat((value, value.new_zeros(1, more)), 1) if name.endswith("token_type_ids") else value
             for name, value in its.items()
         }
-        logits: Tensor = self.model(torch.tensor([text]), **its).logits[0]
+        ids = torch.tensor([text])
+        logits: Tensor = self.model(ids, attention_mask=torch.ones_like(ids), **its).logits[0]
         return logits
 
 
