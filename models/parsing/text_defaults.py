@@ -41,6 +41,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    "granite": _LLAMA,
     "llama": _LLAMA,
     "llama4_text": {
         "vocab_size": 202048,
