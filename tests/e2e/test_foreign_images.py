@@ -57,7 +57,8 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> No
         assert (card["input_modalities"], card["vision"], card["text_only"]) == (
             ["text", "image"], "transformers", None
         )  # fmt: skip
-        for turns in ([0], [None, 0, None], [None, 0, None, 1, 0]):
+        chats: list[list[int | None]] = [[0], [None, 0, None], [None, 0, None, 1, 0]]
+        for turns in chats:
             prompt, ids = await told(http, server, said(turns))
             shown = [PICTURES[turn] for turn in turns if turn is not None]
             others = oracle._process_images(shown, **ForeignProcessor(checkpoint, family)._arguments)[0]

@@ -624,6 +624,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     for file, content in files.items():
         (folder / file).write_text(json.dumps(content))
     token = tokenizer.token_to_id(eyes.image_token)
+    assert token is not None
     case = eyes.text._replace(changes={**eyes.text.changes, "vocab_size": tokenizer.get_vocab_size() + 5})
     text = config_of(case)
     make = transformers.CONFIG_MAPPING[eyes.kind or name]

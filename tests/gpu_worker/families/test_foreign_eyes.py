@@ -1,12 +1,14 @@
 """Towers that transformers computes: from pictures to tokens, with the checkpoint's own processor."""
 
-import os
+import gc
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from PIL import Image
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from penstock.frontend.images.foreign import ForeignProcessor
 from penstock.frontend.images.prompt import expanded, with_placeholders
 from penstock.ipc.messages import PixelRef, PixelTensor
 from penstock.models.finding.registry import open_checkpoint
-from penstock.parts.images.messages import EncodeImage
+from penstock.parts.images.messages import DropEmbedding, EncodeImage
 from tests.faults.soak import IS_SOAK
 from tests.frontend.images.image_models import noise
 from tests.gpu_worker.families import test_images
@@ -88,9 +90,11 @@ class Checkpoint:
         return test_images.Prompt(ids, tuple(pictures), tuple(span.start for span in spans))  # type: ignore[arg-type]
 
 
-class _Reference(Reference):
+class _Reference(test_images.SeeingReference):
+    """With the inputs that transformers' own processor makes of a whole prompt."""
+
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        Reference.__init__(self, *args)
         self.known: list[test_images.Prompt] = []
         self.inputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
@@ -149,5 +153,42 @@ def test_greedy(tmp_path: Path, name: str) -> None:
     for run in schedules(turn)[: None if IS_SOAK else 1]:
         if least := FOREIGN_EYES[name].least_budget:
             run = run._replace(budget=max(run.budget, least), tight=False)
-        kernels = os.environ.get("KK") or ("native", "torch")[turn % 2]
+        kernels = ("native", "torch")[turn % 2]
         test_images.check(made.reference, made.prompts, run, model_impl="own", cpu_kernels=kernels, max_num_seqs=4)
+
+
+def _towers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tower"]
+
+
+def test_a_picture_that_nobody_wants_any_more_leaves_nothing(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path, "internvl")
+    store = Seeing(tmp_path, made.prompts, model_impl="own").store
+    picture: Any = made.prompts[0].pictures[0]
+    message = EncodeImage(1, picture.key, picture.grid, picture.num_embeddings, _inline(picture.pixels))
+    store.order(message)
+    assert store.encode(0.0) is None
+    assert len(_towers()) == 1
+    store.order(DropEmbedding(1))
+    gc.collect()
+    assert not _towers()
+
+
+def test_other_numbers_of_embeddings_are_refused(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path, "internvl")
+    store = Seeing(tmp_path, made.prompts, model_impl="own").store
+    picture: Any = made.prompts[0].pictures[0]
+    right = _inline(picture.pixels)
+    count = picture.num_embeddings
+    bad = (
+        EncodeImage(1, picture.key, (count + 1,), count + 1, right),
+        EncodeImage(2, picture.key, (count + 1,), count, right),
+        EncodeImage(3, picture.key, (count, 1), count, right),
+        EncodeImage(4, picture.key, (count,), count, replace(right, tensors=())),
+    )
+    for message in (*bad, EncodeImage(5, picture.key, (count,), count, right)):
+        store.order(message)
+        while (encoded := store.encode(1.0)) is None:
+            pass
+        assert bool(encoded.error) == (message.embedding_id < 5), message.embedding_id
+    assert not _towers()
