@@ -10,19 +10,23 @@ import pytest
 import torch
 from msgspec.structs import replace
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.frontend.images.families import image_family_of
 from penstock.frontend.images.foreign import ForeignProcessor
 from penstock.frontend.images.prompt import expanded, with_placeholders
+from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import PixelRef, PixelTensor
 from penstock.models.finding.registry import open_checkpoint
 from penstock.parts.images.messages import DropEmbedding, EncodeImage
 from tests.faults.soak import IS_SOAK
 from tests.frontend.images.image_models import noise
+from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.families import test_images
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES, write
+from tests.gpu_worker.families.run import Scored
 from tests.gpu_worker.families.schedules import schedules
 
 _SIZES = ((30, 20), (12, 44), (28, 28))
@@ -192,3 +196,18 @@ def test_other_numbers_of_embeddings_are_refused(tmp_path: Path) -> None:
             pass
         assert bool(encoded.error) == (message.embedding_id < 5), message.embedding_id
     assert not _towers()
+
+
+def test_a_tower_that_is_not_wanted_or_not_there_is_not_loaded(tmp_path: Path) -> None:
+    """Then texts are answered all the same."""
+    made = Checkpoint(tmp_path, "internvl")
+    config = make_config(tmp_path, model_impl="own")
+    blind = start(replace(config, frontend=replace(config.frontend, max_images=0)))
+    assert not blind.hello.max_embedding_bytes
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: its for name, its in weights.items() if "language_model" in name}, tmp_path / "model.safetensors")
+    engine = Scored(tmp_path, model_impl="own")
+    assert not engine.hello.max_embedding_bytes
+    text = made.prompts[2].ids
+    (answer,) = engine.answers([text])
+    assert not made.reference.errors(text, answer)
