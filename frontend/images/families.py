@@ -18,6 +18,7 @@ from penstock.models.description.decoder import Decoder
 from penstock.models.families.registry import parse_model_config
 from penstock.models.files.source import Checkpoint
 from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.text_part import seeing_architecture
 from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of, other_tokens_of
 from penstock.models.parsing.vision.towers import TOWERS
 from penstock.models.vision.foreign import Foreign, ForeignVision
@@ -238,7 +239,7 @@ def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
         ConfigError: a setting of the processor makes no sense.
     """
     said = ProcessorFiles(checkpoint)
-    architecture = next(iter(said.config.get("architectures") or []), "")
+    architecture = seeing_architecture(said.config) or ""
     if architecture in FOREIGN and (architecture not in TOWERS or _sees_by_transformers(said)):
         return _foreign(said, checkpoint, FOREIGN[architecture])
     make = _FAMILIES.get(_processor_class(said))

@@ -54,7 +54,7 @@ from penstock.models.parsing.by_transformers import architectures as transformer
 from penstock.models.parsing.family import Family, NotDescribed, Shape
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.nearest import nearest, why_not
-from penstock.models.parsing.text_part import text_part
+from penstock.models.parsing.text_part import seeing_architecture, text_part
 from penstock.models.parsing.vision.foreign import FOREIGN
 from penstock.models.parsing.vision.towers import parse_vision
 from penstock.models.vision.foreign import ForeignVision
@@ -129,8 +129,11 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     fields = JsonFields("config.json", raw)
     named = fields.texts("architectures") or []
     known = _known()
+    if (seeing := seeing_architecture(raw)) is not None:
+        named = [seeing]
     # Checkpoints older than transformers' support of their architecture still bring their own code; it is ignored.
-    if fields.raw("auto_map") and not (named and (named[0] in known or named[0] in transformers_architectures())):
+    is_known = named and (seeing is not None or named[0] in known or named[0] in transformers_architectures())
+    if fields.raw("auto_map") and not is_known:
         raise ConfigError(
             "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
             "release of the same model may have the architecture under a name that transformers knows"

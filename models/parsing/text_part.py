@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.models.parsing.by_transformers import architectures as transformers_architectures
+from penstock.models.parsing.by_transformers import seeing_types
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
 from penstock.models.parsing.vision.foreign import FOREIGN, TEXT_ONLY
@@ -121,6 +122,23 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
     elif kind in _SECTIONS:
         its = _turning(its, _SECTIONS[kind], alternates=False)
     return types[kind], its
+
+
+def seeing_architecture(config: Mapping[str, Any]) -> str | None:
+    """Return the architecture of a model that sees, as `transformers` calls it; None for others, and unknown ones.
+
+    A checkpoint that is older than its support there, and brings code of its own, may have another name for it: then
+    its type counts.
+    """
+    if not isinstance(config.get("vision_config"), dict):
+        return None
+    known = {*_TEXT_PARTS, *FOREIGN, *TEXT_ONLY}
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    if first in known:
+        return str(first)
+    by_type = seeing_types().get(str(config.get("model_type"))) if config.get("auto_map") else None
+    return by_type if by_type in known else None
 
 
 def _turning(its: JsonFields, sections: list[int], *, alternates: bool) -> JsonFields:

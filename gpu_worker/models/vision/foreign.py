@@ -219,7 +219,9 @@ def foreign_tower(
     made: Any = _without_decoder(getattr(transformers, vision.architecture))
     assert checkpoint is not None
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+        config: Any = transformers.AutoConfig.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
         config.__dict__.pop("quantization_config", None)  # of the decoder; what the tower has, must be floats
         model, info = made.from_pretrained(
             checkpoint.path,
@@ -227,6 +229,7 @@ def foreign_tower(
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, TypeError, ImportError, AttributeError) as error:
