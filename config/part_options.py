@@ -48,6 +48,11 @@ class PartOptions(Options, frozen=True, omit_defaults=True):
         """Names of logits processors that requests may ask for."""
         return ()
 
+    @property
+    def reads_no_images(self) -> bool:
+        """Whether models that see need not, because no request will hold an image."""
+        return False
+
     def problem(self, config: "Config") -> str:
         """Why these values cannot work, beyond the bounds of one field; "" if they can. It begins with the flag."""
         return ""

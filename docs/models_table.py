@@ -31,10 +31,13 @@ from penstock.models.description.decoder import (
 )
 from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES, parse_model_config
-from penstock.models.parsing.by_transformers import TransformersConfig
+from penstock.models.parsing.by_transformers import TransformersConfig, seeing_types
 from penstock.models.parsing.by_transformers import architectures as types_of_architectures
 from penstock.models.parsing.family import Family
+from penstock.models.parsing.vision.foreign import FOREIGN, NOT_SERVED, TEXT_ONLY
+from penstock.models.parsing.vision.towers import TOWERS
 from penstock.models.weights.decoder import decoder_tensors
+from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES
 from tests.gpu_worker.families.table import CASES
 from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
 from tests.models.published_encoders import ENCODERS
@@ -397,6 +400,37 @@ def causal_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+_OTHERS = {
+    "pp_chart2table": "text only: its processor writes no places for images into prompts",
+    "shieldgemma2": "refused: it sorts images into classes",
+}
+"""Types that the lists of architectures do not tell apart from others."""
+
+
+def seeing_types_table() -> str:
+    """What becomes of each type of the installed transformers that takes images and texts."""
+    found: dict[str, list[str]] = {"own": [], "transformers": []}
+    alone: dict[str, list[str]] = {}
+    for kind, architecture in sorted(seeing_types().items()):
+        if kind in _OTHERS:
+            alone.setdefault(_OTHERS[kind], []).append(kind)
+        elif architecture in TOWERS:
+            found["own"].append(kind)
+        elif architecture in FOREIGN:
+            found["transformers"].append(kind)
+            assert any((eyes.kind or name) == kind for name, eyes in FOREIGN_EYES.items()), f"{kind} is not tested"
+        elif architecture in TEXT_ONLY:
+            alone.setdefault(f"text only: {TEXT_ONLY[architecture]}", []).append(kind)
+        else:
+            why = NOT_SERVED.get(architecture, "its text part is of a kind that is not served")
+            alone.setdefault(f"refused: {why}", []).append(kind)
+    rows = ["| images | types | |", "| --- | --- | --- |"]
+    rows.append(_row("by our own towers", _codes(found["own"]), str(len(found["own"]))))
+    rows.append(_row("by towers of `transformers`", _codes(found["transformers"]), str(len(found["transformers"]))))
+    rows += (_row(why, _codes(kinds), str(len(kinds))) for why, kinds in sorted(alone.items(), reverse=True))
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with what belongs there."""
     parts = {
@@ -405,6 +439,7 @@ def page() -> str:
         "The table of published models": published_table(),
         "The list of types": types_by_transformers(),
         "The table of causal types": causal_table(),
+        "The table of types that see": seeing_types_table(),
     }
     return with_parts(PAGE, {_BEGIN.format(name): written for name, written in parts.items()})
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import structlog
 import torch
+from msgspec.structs import replace
 
 from penstock.config import Config
 from penstock.config.ranks import Rank
@@ -24,12 +25,14 @@ from penstock.gpu_worker.state.kv_pool import KVType, kv_name
 from penstock.gpu_worker.steps.ahead import AheadPart, Target, load_ahead
 from penstock.kernels.attention.kv_quantization import KV_FORMATS
 from penstock.models.described import model_config_of
+from penstock.models.description.decoder import Decoder
 from penstock.models.description.model_config import ModelConfig
 from penstock.models.files.source import Checkpoint
 from penstock.models.finding.registry import open_model
 from penstock.models.kv_formats import kv_format_of
 from penstock.models.shards.rank_part import rank_part
 from penstock.models.state_limits import check_states
+from penstock.models.vision.foreign import ForeignVision
 
 log = structlog.get_logger()
 
@@ -63,6 +66,9 @@ def load(config: Config, rank: Rank) -> Loaded:
     worker, checkpoint = config.worker, open_model(config)
     has_weights, adapters = worker.load_format != "dummy", Adapters()
     whole = model_config_of(checkpoint, config.model.model_impl, worker.quantization, with_weights=has_weights)
+    sees_nothing = any(options.reads_no_images for options in config.of_parts())
+    if sees_nothing and isinstance(whole, Decoder) and isinstance(whole.vision, ForeignVision):
+        whole = replace(whole, vision=None)  # so transformers, too, need not be there, nor be imported
     check_states(whole, config)
     part = rank_part(whole, config.parallel, rank.number)
     device = open_device(worker.device, worker.num_threads, worker.cpu_kernels, rank.cores)

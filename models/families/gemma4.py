@@ -74,13 +74,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     decoder = decoders.decoder(architecture, fields, layers, norm, trained_len, _NAMES, is_tied=True)
     size = 0 if fields.raw("hidden_size_per_layer_input") == 0 else fields.whole("hidden_size_per_layer_input", 256)
     vocab_size = fields.whole("vocab_size_per_layer_input", 262144)
-    inputs = LayerInputs(
-        size=size,
-        vocab_size=vocab_size,
-        activation=activation,
-        norm=norm,
-        image_row=fields.whole("pad_token_id", 0, least=0),
-    )
+    row = fields.whole("pad_token_id", 0, least=0)
+    inputs = LayerInputs(size=size, vocab_size=vocab_size, activation=activation, norm=norm, image_row=row)
     return replace(
         decoder,
         embedding_scale=decoder.hidden_size**0.5,

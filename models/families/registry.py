@@ -58,9 +58,10 @@ from penstock.models.parsing.by_transformers import architectures as transformer
 from penstock.models.parsing.family import Family, NotDescribed, Shape
 from penstock.models.parsing.json_fields import JsonFields, shown
 from penstock.models.parsing.nearest import nearest, why_not
-from penstock.models.parsing.text_part import text_part
+from penstock.models.parsing.text_part import seeing_architecture, text_part
 from penstock.models.parsing.vision.foreign import FOREIGN
 from penstock.models.parsing.vision.towers import parse_vision
+from penstock.models.vision.foreign import ForeignVision
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
 """Names a module whose `FAMILIES` are known beside ours. It is for tests, and no checkpoint can set it."""
@@ -135,8 +136,11 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     fields = JsonFields("config.json", raw)
     named = fields.texts("architectures") or []
     known = _known()
+    if (seeing := seeing_architecture(raw)) is not None:
+        named = [seeing]
     # Checkpoints older than transformers' support of their architecture still bring their own code; it is ignored.
-    if fields.raw("auto_map") and not (named and (named[0] in known or named[0] in transformers_architectures())):
+    is_known = named and (seeing is not None or named[0] in known or named[0] in transformers_architectures())
+    if fields.raw("auto_map") and not is_known:
         raise ConfigError(
             f"this checkpoint brings its own Python code for {shown(named[0]) if named else 'its model'} (config.json: "
             "auto_map), and remote code is never run; a later release of the model may have the architecture under a "
@@ -151,7 +155,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         config: ModelConfig = known[part[0]].parse(*part)
         if isinstance(config, Decoder):
             config = replace(config, vision=parse_vision(named[0], fields, config))
-            if named[0] in FOREIGN and not FOREIGN[named[0]].changes_logits:
+            if isinstance(config.vision, ForeignVision) and not FOREIGN[named[0]].changes_logits:
                 config = replace(config, logit_scale=1.0, logit_softcap=0.0)
         return replace(config, text_part_of=named[0], **stored)
     lacks = ""

@@ -16,7 +16,8 @@ from penstock.models.parsing.decoders import dtype
 from penstock.models.parsing.family import Family
 from penstock.models.parsing.json_fields import JsonFields, shown
 
-_LIST = ("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+_LISTS = "models/auto/modeling_auto.py"
+_OF_TEXTS, _OF_IMAGES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
@@ -51,12 +52,21 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
 @cache
 def architectures() -> dict[str, str]:
     """Return the causal language models of the installed `transformers`, with their types; empty if not installed."""
-    tree = ast.parse(source_text(_LIST[0]))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
+    return {name: kind for kind, name in _listed(_OF_TEXTS)}
+
+
+def seeing_types() -> dict[str, str]:
+    """Return the types of the installed `transformers` that take images and texts, with their architectures."""
+    return dict(_listed(_OF_IMAGES))
+
+
+def _listed(name: str) -> list[tuple[str, str]]:
+    """Return the types in one of the lists of `transformers`, each with its architecture."""
+    for node in ast.parse(source_text(_LISTS)).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
             pairs = (pair.elts for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2)
-            return {str(ast.literal_eval(name)): str(ast.literal_eval(kind)) for kind, name in pairs}
-    return {}
+            return [(str(ast.literal_eval(kind)), str(ast.literal_eval(its))) for kind, its in pairs]
+    return []
 
 
 def source_text(file: str) -> str:

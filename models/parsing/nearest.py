@@ -18,6 +18,7 @@ from penstock.models.parsing.by_transformers import (
     source_text,
 )
 from penstock.models.parsing.json_fields import JsonFields, shown
+from penstock.models.parsing.vision.foreign import NOT_SERVED
 
 _OTHER_SENSES = {
     "images": ("vision_config", "image_token_id", "image_token_index"),
@@ -113,6 +114,8 @@ def _likeness(architecture: str, other: str) -> float:
 def _other_kind(architecture: str, fields: JsonFields) -> str:
     """Return the kind of a model that does not generate text."""
     senses = [sense for sense, names in _OTHER_SENSES.items() if any(fields.raw(name) is not None for name in names)]
+    if architecture in NOT_SERVED:
+        return f" ({NOT_SERVED[architecture]})"
     if senses:
         return f" (it takes {' and '.join(senses)} in a way that is not supported)"
     if fields.raw("is_encoder_decoder") is True:

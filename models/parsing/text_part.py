@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.models.parsing.by_transformers import architectures as transformers_architectures
+from penstock.models.parsing.by_transformers import seeing_types
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.parsing.text_defaults import TEXT_DEFAULTS
 from penstock.models.parsing.vision.foreign import FOREIGN, TEXT_ONLY
@@ -15,6 +16,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
     "LlavaNextForConditionalGeneration": {
+        "granite": "GraniteForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
@@ -33,6 +35,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
 The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
 WHOLE_MODELS = tuple(_TEXT_PARTS)
 _TURNING = {
+    "Qwen3OmniMoeThinkerForConditionalGeneration": [24, 20, 20],
     "Qwen3_5ForConditionalGeneration": [11, 11, 10],
     "Qwen3_5MoeForConditionalGeneration": [11, 11, 10],
     "Qwen3VLForConditionalGeneration": [24, 20, 20],
@@ -47,6 +50,8 @@ _SAME_TEXTS = {
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
     "paddleocr_vl_text": "LlamaForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
+    "qwen3_omni_moe_text": "Qwen3VLMoeTextModel",
 }
 """Text parts that `transformers` has in no model of their own -> an architecture that computes the same."""
 _OTHERWISE: Mapping[str, Mapping[str, Any]] = {
@@ -68,6 +73,7 @@ _SECTIONS = {
     "glm4v_moe_text": [8, 12, 12],
     "glm_ocr_text": [8, 12, 12],
     "paddleocr_vl_text": [16, 24, 24],
+    "qwen2_5_omni_text": [16, 24, 24],
 }
 """How many rotary pairs of these usually turn with time, row and column, one kind after the other."""
 _RENAMED = {
@@ -118,8 +124,25 @@ def text_part(architecture: str, fields: JsonFields, own: Collection[str]) -> tu
     return types[kind], its
 
 
+def seeing_architecture(config: Mapping[str, Any]) -> str | None:
+    """Return the architecture of a model that sees, as `transformers` calls it; None for others, and unknown ones.
+
+    A checkpoint that is older than its support there, and brings code of its own, may have another name for it: then
+    its type counts.
+    """
+    if not isinstance(config.get("vision_config"), dict):
+        return None
+    known = {*_TEXT_PARTS, *FOREIGN, *TEXT_ONLY}
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    if first in known:
+        return str(first)
+    by_type = seeing_types().get(str(config.get("model_type"))) if config.get("auto_map") else None
+    return by_type if by_type in known else None
+
+
 def _turning(its: JsonFields, sections: list[int], *, alternates: bool) -> JsonFields:
-    """Return rotary settings whose pairs alternate or not, whatever the file says; `sections`: unless it has its own."""
+    """Return rotary settings whose pairs alternate or not, whatever the file says; it may have other sections."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
     said = its.raw(name) or {}
     return its.with_fields({name: {"mrope_section": sections, **said, "mrope_interleaved": alternates}})

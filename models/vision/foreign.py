@@ -61,6 +61,10 @@ class ForeignVision(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         return grid[0] * grid[1] * grid[2] // self.merge**2
 
+    def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        """Empty: only its own code knows."""
+        return ()
+
     @property
     def tensors(self) -> dict[str, Shape]:
         """None that the loader must find: `transformers` does."""

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.models.description.decoder import Decoder
+from penstock.models.families.registry import parse_model_config
 from penstock.models.files.source import Checkpoint
 from penstock.models.parsing.json_fields import JsonFields
+from penstock.models.parsing.text_part import seeing_architecture
 from penstock.models.parsing.vision.foreign import FOREIGN, image_token_of, other_tokens_of
-from penstock.models.vision.foreign import Foreign
+from penstock.models.parsing.vision.towers import TOWERS
+from penstock.models.vision.foreign import Foreign, ForeignVision
 from penstock.models.vision.views import WholeThenTiles
 from penstock.parts.images.processor_files import ProcessorFiles, token_texts
 
@@ -48,12 +52,15 @@ class ImageFamily:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
     is_foreign: bool = False  # transformers' own processor says what stands for an image: `foreign.py`
     other_tokens: tuple[str, ...] = ()  # that the outputs of a foreign tower replace, too
+    writes_no_places: bool = False  # whether that processor leaves it to clients to write placeholders
     needs_torchvision: bool = False  # whether that processor does
     has_grid: bool = False  # whether a foreign tower's positions follow an image's rows and columns
 
     @property
     def lacks(self) -> str:
-        """What is not installed of what its processor needs; a clause, empty if nothing is."""
+        """Why it cannot read images here; a clause, empty if it can."""
+        if self.writes_no_places:
+            return "its processor writes no places for images into prompts"
         if self.needs_torchvision and find_spec("torchvision") is None:
             return "its image processor needs the Python package torchvision, which is not installed"
         return ""
@@ -154,6 +161,9 @@ def _pixtral(said: ProcessorFiles) -> ImageFamily:
     )
 
 
+_WITHOUT_PLACES = ("PPChart2TableProcessor",)
+
+
 def _foreign(said: ProcessorFiles, checkpoint: Checkpoint, known: Foreign) -> ImageFamily | None:
     """A model whose processor is `transformers`' own; None if it has no image processor, or no image token."""
     config = JsonFields("config.json", said.config)
@@ -169,9 +179,16 @@ def _foreign(said: ProcessorFiles, checkpoint: Checkpoint, known: Foreign) -> Im
         _nothing,
         is_foreign=True,
         other_tokens=tuple(text for text in others if text is not None),
+        writes_no_places=said.processor.get("processor_class") in _WITHOUT_PLACES,
         needs_torchvision=known.needs_torchvision,
         has_grid=known.merge is not None,
     )
+
+
+def _sees_by_transformers(said: ProcessorFiles) -> bool:
+    """Whether the model's own tower does not fit its text part."""
+    config = parse_model_config(said.config)
+    return isinstance(config, Decoder) and isinstance(config.vision, ForeignVision)
 
 
 def _nothing(outputs: Outputs) -> Placeholder:
@@ -222,8 +239,8 @@ def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
         ConfigError: a setting of the processor makes no sense.
     """
     said = ProcessorFiles(checkpoint)
-    architecture = next(iter(said.config.get("architectures") or []), "")
-    if architecture in FOREIGN:
+    architecture = seeing_architecture(said.config) or ""
+    if architecture in FOREIGN and (architecture not in TOWERS or _sees_by_transformers(said)):
         return _foreign(said, checkpoint, FOREIGN[architecture])
     make = _FAMILIES.get(_processor_class(said))
     return None if make is None or not said.image else make(said)

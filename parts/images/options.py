@@ -35,5 +35,9 @@ class ImageOptions(PartOptions, frozen=True):
         ),
     ] = 4.0
 
+    @property
+    def reads_no_images(self) -> bool:
+        return not self.max_images
+
 
 PARTS = (ImageOptions,)

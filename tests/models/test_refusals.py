@@ -71,7 +71,7 @@ def test_a_model_of_other_senses_is_told_which(fields: dict[str, Any], says: str
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Gemma3nForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "GotOcr2ForConditionalGeneration"],
+    ["AriaForConditionalGeneration", "Gemma3nForConditionalGeneration", "MolmoForConditionalGeneration"],
 )
 def test_a_model_with_its_text_in_a_part_is_named(architecture: str) -> None:
     message = refused(architecture, text_config=_TEXT, vision_config={"depth": 1})

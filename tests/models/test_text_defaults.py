@@ -53,7 +53,7 @@ def _by_transformers(kind: str) -> dict[str, Any]:
     return config.to_dict()
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", sorted({*_KINDS, *TEXT_DEFAULTS} - _WHOLE))
 def test_sizes_are_those_of_transformers(kind: str) -> None:
     its = _by_transformers(kind)
     assert {name: its[name] for name in TEXT_DEFAULTS[kind]} == TEXT_DEFAULTS[kind]

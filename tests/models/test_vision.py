@@ -146,3 +146,15 @@ def test_what_is_not_served_is_refused(raw: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         parse_model_config(raw)
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_sees_is_known_by_its_type_too() -> None:
+    """Checkpoints with code of their own may have a name for their architecture that `transformers` does not know."""
+    text = {**_TEXT, "model_type": "qwen2", "rope_scaling": None}
+    said = {"model_type": "internvl", "text_config": text, "vision_config": {"hidden_size": 32}}
+    named = parse_model_config({"architectures": ["InternVLForConditionalGeneration"], **said})
+    own_code = {"architectures": ["InternVLOfOurs"], "auto_map": {"AutoModel": "modeling.Ours"}, **said}
+    assert parse_model_config(own_code) == named
+    assert named.text_part_of == "InternVLForConditionalGeneration"
+    with pytest.raises(ConfigError, match="remote code is never run"):
+        parse_model_config({**own_code, "model_type": "internvl_chat"})

@@ -40,7 +40,9 @@ from penstock.models.description.decoder import (
     Shard,
     SideBySide,
 )
+from penstock.models.files.source import LoadError
 from penstock.models.shards.sources import sources_of
+from penstock.models.vision.foreign import ForeignVision
 from penstock.models.weights.decoder import (
     AttentionSources,
     BesideSources,
@@ -62,10 +64,17 @@ log = structlog.get_logger()
 def build(config: Decoder, reader: WeightReader) -> Model:
     """As `Family.build`."""
     model = _decoder(config, reader)
-    if config.vision is not None and reader.ranks.place.num_stages == 1:  # each rank has the whole tower
+    if isinstance(config.vision, ForeignVision) and reader.checkpoint is None:
+        log.warning("images refused", reason="--load-format dummy makes no weights for what transformers computes")
+    elif config.vision is not None and reader.ranks.place.num_stages == 1:  # each rank has the whole tower
         from penstock.gpu_worker.models.loading.vision import read_tower  # most models take texts only
 
-        model.tower = read_tower(config.vision, reader._replace(adapters=None))
+        try:
+            model.tower = read_tower(config.vision, reader._replace(adapters=None))
+        except LoadError as error:
+            if not isinstance(config.vision, ForeignVision):
+                raise
+            log.warning("images refused", reason=str(error))  # texts need no tower, and may be all that is wanted
     elif config.vision is not None:
         log.warning("images refused", reason="a model in stages takes texts only")
     return model

@@ -48,19 +48,19 @@ class _Output(ModelOutput):
 
 
 class _NoTokens(nn.Module):
-    """In place of the token embeddings: zeros."""
+    """In place of the token embeddings: no numbers, so that one sees where an image's have not come."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.zero = torch.zeros(size)
+        self.none = torch.full((size,), torch.nan)
 
     @property
     def weight(self) -> Tensor:
-        """[1, H], zeros for whatever row is asked for."""
-        return self.zero[None]
+        """[1, H], for whatever row is asked for."""
+        return self.none[None]
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.zero.expand(*input_ids.shape, -1)
+        return self.none.expand(*input_ids.shape, -1)
 
 
 class _NoDecoder(nn.Module):
@@ -93,7 +93,7 @@ class ForeignTower:
         self._model, self._decoder = model, decoder
         self._known = frozenset(inspect.signature(model.forward).parameters)
         self._dtype = next((its.dtype for its in model.parameters() if its.is_floating_point()), torch.float32)
-        decoder.embed_tokens.zero = torch.zeros(vision.out_size, dtype=self._dtype, device=device)
+        decoder.embed_tokens.none = torch.full((vision.out_size,), torch.nan, dtype=self._dtype, device=device)
         self._turn: _Turn | None = None  # of the picture that is computed at the moment
         for module in model.modules():
             if not any(True for _ in module.children()):
@@ -128,7 +128,7 @@ class ForeignTower:
         self._model(**{name: value for name, value in inputs.items() if name in self._known})
         kept, self._decoder.kept = self._decoder.kept, None
         made = None if kept is None else torch.cat([kept[0][0] * self.vision.scale, *kept[1]], dim=1)
-        if made is None or made.shape != (num_embeddings, self.vision.width):
+        if made is None or made.shape != (num_embeddings, self.vision.width) or made.isnan().all(dim=1).any():
             raise ValueError("the vision tower makes other embeddings of the image than its processor says")
         return made
 
@@ -219,7 +219,9 @@ def foreign_tower(
     made: Any = _without_decoder(getattr(transformers, vision.architecture))
     assert checkpoint is not None
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+        config: Any = transformers.AutoConfig.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
         config.__dict__.pop("quantization_config", None)  # of the decoder; what the tower has, must be floats
         model, info = made.from_pretrained(
             checkpoint.path,
@@ -227,6 +229,7 @@ def foreign_tower(
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, TypeError, ImportError, AttributeError) as error:
@@ -256,7 +259,7 @@ def _without_decoder(architecture: Any) -> Any:
             if head is not None:
                 self.set_submodule(names[head], nn.Identity())
             self.set_submodule(names[decoder], stand_in)
-            self.all_tied_weights_keys = {}
+            self.all_tied_weights_keys: dict[str, str] = {}
 
         def tie_weights(self, *args: Any, **others: Any) -> None:
             """Nothing is left that is tied."""

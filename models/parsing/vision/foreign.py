@@ -6,6 +6,11 @@ from penstock.models.description.decoder import Decoder
 from penstock.models.parsing.json_fields import JsonFields
 from penstock.models.vision.foreign import Foreign, ForeignVision
 
+_AS_TOKENS = "its images are tokens, not embeddings"
+_BY_TEXT = "what it sees of an image depends on the text beside it"
+_CROSS = "layers of its decoder look at images beside the texts"
+_ENCODER = "it is an encoder and a decoder"
+_TIMM = "its vision tower comes from the library timm"
 _MERGE = ("spatial_merge_size", 2)
 
 FOREIGN: Mapping[str, Foreign] = {
@@ -30,9 +35,11 @@ FOREIGN: Mapping[str, Foreign] = {
     "GraniteDoclingForConditionalGeneration": Foreign(
         image_token=("image_token_id", 100337), changes_logits=True, deep="deepstack_visual_indexes"
     ),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Foreign(image_token=("image_token_id", 128060), changes_logits=True),
     "InternVLForConditionalGeneration": Foreign(image_token=("image_token_id", 151667)),
     "JanusForConditionalGeneration": Foreign(image_token=("image_token_id", 100581)),
     "LightOnOcrForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
+    "LlavaNextForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
     "LlavaNextVideoForConditionalGeneration": Foreign(image_token=("image_token_index", 32001)),
     "LlavaOnevisionForConditionalGeneration": Foreign(image_token=("image_token_index", 151646)),
     "MiniCPMV4_6ForConditionalGeneration": Foreign(),
@@ -43,11 +50,15 @@ FOREIGN: Mapping[str, Foreign] = {
     ),
     "PaddleOCRVLForConditionalGeneration": Foreign(image_token=("image_token_id", 100295), merge=_MERGE),
     "QianfanOCRForConditionalGeneration": Foreign(image_token=("image_token_id", 151667), mark="<image>"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Foreign(image_token=("image_token_index", 151655), merge=_MERGE),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Foreign(
+        image_token=("image_token_id", 151655), merge=_MERGE, deep="deepstack_visual_indexes"
+    ),
     "VideoLlama3ForConditionalGeneration": Foreign(image_token=("image_token_id", 151655)),
     "VideoLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
     "VipLlavaForConditionalGeneration": Foreign(image_token=("image_token_index", 32000)),
 }
-"""By architecture, what is known of it."""
+"""By architecture, what is known of it. One that has a tower of our own is here for the text parts that it lacks."""
 
 TEXT_ONLY: Mapping[str, str] = {
     "Gemma4UnifiedForConditionalGeneration": "transformers' code of it lets images see ahead in other layers when it "
@@ -58,7 +69,31 @@ TEXT_ONLY: Mapping[str, str] = {
 }
 """Architectures whose text part alone is served, and why."""
 
-_SCALED_IN_DECODER = ("Granite",)
+NOT_SERVED: Mapping[str, str] = {
+    "BlipForConditionalGeneration": _CROSS,
+    "ChameleonForConditionalGeneration": _AS_TOKENS,
+    "DiffusionGemmaForBlockDiffusion": "it does not continue a text token by token",
+    "Emu3ForConditionalGeneration": _AS_TOKENS,
+    "EvollaForProteinText2Text": _CROSS,
+    "FastVlmForConditionalGeneration": _TIMM,
+    "Florence2ForConditionalGeneration": _ENCODER,
+    "Gemma3nForConditionalGeneration": _TIMM,
+    "IdeficsForVisionText2Text": _CROSS,
+    "InstructBlipForConditionalGeneration": _BY_TEXT,
+    "InstructBlipVideoForConditionalGeneration": _BY_TEXT,
+    "MllamaForConditionalGeneration": _CROSS,
+    "PI0ForConditionalGeneration": "it makes movements, not texts",
+    "PPFormulaNetForConditionalGeneration": _ENCODER,
+    "PaliGemmaForConditionalGeneration": "all positions of its prompt see each other, those of texts, too",
+    "PerceptionLMForConditionalGeneration": _TIMM,
+    "Pix2StructForConditionalGeneration": _ENCODER,
+    "T5Gemma2ForConditionalGeneration": _ENCODER,
+    "UdopForConditionalGeneration": _ENCODER,
+    "VisionEncoderDecoderModel": _ENCODER,
+}
+"""Architectures that are not served at all for what they do with images, and why."""
+
+_SCALED_IN_DECODER = ("Granite", "HyperCLOVAX")
 """Beginnings of architectures whose decoder in `transformers` multiplies all embeddings, not only those of tokens."""
 
 
@@ -72,11 +107,16 @@ def foreign(architecture: str, fields: JsonFields, text: Decoder) -> ForeignVisi
         image_token=image_token_of(known, fields),
         out_size=text.hidden_size,
         num_deep=len(its.wholes(known.deep)) if known.deep else 0,
-        scale=text.embedding_scale if text.architecture.startswith(_SCALED_IN_DECODER) else 1.0,
+        scale=text.embedding_scale if scales_embeddings(text) else 1.0,
         is_whole=of_text.text("use_bidirectional_attention") == "vision",
         is_whole_in_windows=of_text.text("use_bidirectional_attention") == "vision",
         merge=0 if known.merge is None else its.whole(*known.merge),
     )
+
+
+def scales_embeddings(text: Decoder) -> bool:
+    """Return whether the text part multiplies the embeddings of images, too."""
+    return text.architecture.startswith(_SCALED_IN_DECODER)
 
 
 def image_token_of(known: Foreign, fields: JsonFields) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.models.description.decoder import Decoder
 from penstock.models.parsing.json_fields import JsonFields
-from penstock.models.parsing.vision.foreign import FOREIGN, foreign
+from penstock.models.parsing.vision.foreign import FOREIGN, foreign, scales_embeddings
 from penstock.models.parsing.vision.grid import qwen2, qwen2_5, qwen3, qwen3_5
 from penstock.models.parsing.vision.patches import KIND, mistral3, pixtral
 from penstock.models.parsing.vision.tiles import gemma3, idefics3, llava, llava_next
@@ -19,17 +19,17 @@ def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision
     Raises:
         ConfigError: for an unsupported setting.
     """
-    parse = _TOWERS.get(architecture)
-    if parse is None:
-        return foreign(architecture, fields, text) if architecture in FOREIGN else None
-    return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
+    parse, made = TOWERS.get(architecture), None
+    if parse is not None and not scales_embeddings(text):
+        made = parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
+    return foreign(architecture, fields, text) if made is None and architecture in FOREIGN else made
 
 
 def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | PatchVision | None:
     return pixtral(fields, its, text) if its.text("model_type") == KIND else llava(fields, its, text)
 
 
-_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | None]] = {
+TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | None]] = {
     "Gemma3ForConditionalGeneration": gemma3,
     "Idefics3ForConditionalGeneration": idefics3,
     "LlavaForConditionalGeneration": _llava,
@@ -43,3 +43,4 @@ _TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | None]
     "Qwen3VLMoeForConditionalGeneration": qwen3,
     "SmolVLMForConditionalGeneration": idefics3,
 }
+"""By architecture, what parses the tower that our own code computes."""

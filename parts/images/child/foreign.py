@@ -4,6 +4,7 @@ Which text stands for an image says that processor, and with it how many tokens 
 `read.py` calls it.
 """
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -93,9 +94,10 @@ class _Nothing:
 
 def _made(path: Path, said: ProcessorFiles) -> Any:
     """The processor, with the checkpoint's tokenizer and image processor, and nothing for other senses."""
-    from transformers import PreTrainedTokenizerFast
-    from transformers.models.auto import image_processing_auto, processing_auto
+    transformers: Any = importlib.import_module("transformers")
 
+    image_processing_auto: Any = importlib.import_module("transformers.models.auto.image_processing_auto")
+    processing_auto: Any = importlib.import_module("transformers.models.auto.processing_auto")
     kind = str(said.config.get("model_type"))
     name = said.processor.get("processor_class") or said.tokens.get("processor_class")
     name = str(name or processing_auto.PROCESSOR_MAPPING_NAMES.get(kind))
@@ -106,7 +108,7 @@ def _made(path: Path, said: ProcessorFiles) -> Any:
     make_image = next(filter(None, found), None)
     if make is None or make_image is None:
         raise ConfigError(f"transformers has no {name if make is None else of_image}")
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(path / "tokenizer.json"),
         **{field: value for field, value in said.tokens.items() if field not in _OF_TOKENIZER},
     )

@@ -83,13 +83,16 @@ class Images(RowPart):
         longest = max(1, limits.max_model_len - 1)
         if count > longest or (vision.is_whole and count > limits.max_num_batched_tokens):
             return  # a request with a picture has no room either
-        pixels = bytes(4 * prod(shape))
-        tensors = (PixelTensor("pixel_values", "float32", shape, 0),)
-        self.store.order(EncodeImage(1, key, grid, count, PixelRef("", len(pixels), tensors, pixels)))
-        while (encoded := self.store.encode(1.0)) is None:
-            pass
-        if encoded.error:
-            raise RuntimeError(f"the vision tower cannot be warmed up: {encoded.error}")
+        if isinstance(vision, ForeignVision):
+            self.store.make_up(1, count)  # which pixels it takes, only its processor knows
+        else:
+            pixels = bytes(4 * prod(shape))
+            tensors = (PixelTensor("pixel_values", "float32", shape, 0),)
+            self.store.order(EncodeImage(1, key, grid, count, PixelRef("", len(pixels), tensors, pixels)))
+            while (encoded := self.store.encode(1.0)) is None:
+                pass
+            if encoded.error:
+                raise RuntimeError(f"the vision tower cannot be warmed up: {encoded.error}")
         for length in sorted({min(max(count, least), longest) for least in (2, SOME_TOKENS, MANY_TOKENS)}):
             chunk = min(length, limits.max_num_batched_tokens)
             batches = [[MadeUpRow(length, chunk)], [MadeUpRow(length)]]  # no graph covers a decode step of it

@@ -75,6 +75,11 @@ class EmbeddingStore:
         kept = (each for each in self._waiting if each.message.embedding_id != message.embedding_id)
         self._waiting = deque(kept)
 
+    def make_up(self, embedding_id: int, num_embeddings: int) -> None:
+        """Have embeddings of no picture, for the warm-up."""
+        tower = self.tower
+        self._made[embedding_id] = torch.zeros(num_embeddings, tower.vision.width, device=tower.device)
+
     def clear(self) -> None:
         """Forget all."""
         self._made.clear()

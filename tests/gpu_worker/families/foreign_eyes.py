@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from tests.frontend.checkpoint_folder import byte_level_tokenizer
 from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import config_of, spread
+from tests.gpu_worker.families.granite import MULTIPLIERS
 from tests.gpu_worker.families.recurrent import CASES as RECURRENT
 from tests.gpu_worker.families.recurrent import DELTA
 
@@ -34,6 +35,7 @@ class ForeignEyes(NamedTuple):
     image_token: str = "<image>"  # that the tower's outputs replace
     mark: str = "<image>"
     other_tokens: tuple[str, ...] = ()  # that they replace, too: `others` that config.json lists
+    ids: Mapping[str, str] = _NONE  # fields of the whole model's configuration with the ids of these tokens
     around: tuple[str, str] = ("", "")  # what chat templates write around a mark
     kind: str = ""  # transformers' name, if several entries have the same
     least_budget: int = 0  # a step that computes a whole image
@@ -78,6 +80,34 @@ _GLM_FILES: dict[str, Any] = {
     "mark": "<|image|>",
     "around": ("<|begin_of_image|>", "<|end_of_image|>"),
 }
+_OMNI: dict[str, Any] = {
+    "image": _PIXELS,
+    "image_processor": "Qwen2VLImageProcessor",
+    "tokens": {
+        "image_token": "<|IMAGE|>",
+        "video_token": "<|VIDEO|>",
+        "audio_token": "<|AUDIO|>",
+        "vision_bos_token": "<|vision_bos|>",
+        "vision_eos_token": "<|vision_eos|>",
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+    },
+    "image_token": "<|IMAGE|>",
+    "mark": "<|IMAGE|>",
+    "around": ("<|vision_bos|>", "<|vision_eos|>"),
+    "ids": {
+        "vision_start_token_id": "<|vision_bos|>",
+        "audio_start_token_id": "<|audio_bos|>",
+        "audio_token_id": "<|AUDIO|>",
+        "video_token_id": "<|VIDEO|>",
+    },
+    "more": {
+        "audio_config": {
+            "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "output_dim": 64,
+            "num_hidden_layers": 1, "num_mel_bins": 16, "downsample_hidden_size": 8,
+        }
+    },
+}  # fmt: skip
 
 FOREIGN_EYES: dict[str, ForeignEyes] = {
     "aya_vision": ForeignEyes(
@@ -198,25 +228,6 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         others=("<imgpad>", "<img>", "</img>"),
         image_token="<imgpad>",
         mark="<imgpad>",
-    ),
-    "idefics2": ForeignEyes(
-        Case("mistral"),
-        _TILE,
-        {"size": {"shortest_edge": 16, "longest_edge": 32}, "do_image_splitting": False},
-        "Idefics2Processor",
-        "Idefics2ImageProcessor",
-        {
-            "perceiver_config": {
-                "hidden_size": 64,
-                "resampler_n_latents": 5,
-                "resampler_depth": 1,
-                "resampler_n_heads": 2,
-                "resampler_head_dim": 16,
-                "num_key_value_heads": 1,
-            }
-        },
-        {"image_seq_len": 5},
-        others=("<fake_token_around_image>", "<end_of_utterance>"),
     ),
     "janus": ForeignEyes(
         Case("llama"),
@@ -446,6 +457,49 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
         others=("<video>", "<so_embedding>"),
         needs_torchvision=True,
     ),
+    "qwen2_5_omni_thinker": ForeignEyes(
+        Case("qwen2_5_omni_text", rope("default", mrope_section=[2, 3, 3])),
+        {**_GRID, "window_size": 16, "fullatt_block_indexes": [1]},
+        processor="Qwen2_5OmniProcessor",
+        **_OMNI,
+    ),
+    "qwen3_omni_moe_thinker": ForeignEyes(
+        Case(
+            "qwen3_omni_moe_text",
+            {"num_experts": 8, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)},
+        ),
+        {**_GRID, "num_position_embeddings": 25, "deepstack_visual_indexes": [0]},
+        processor="Qwen3OmniMoeProcessor",
+        **_OMNI,
+    ),
+    "hyperclovax_vision_v2": ForeignEyes(
+        Case("hyperclovax", {"embedding_multiplier": 2.0, "logits_scaling": 0.5, "tie_word_embeddings": True}),
+        {**_GRID, "window_size": 16, "fullatt_block_indexes": [1]},
+        _PIXELS,
+        "HyperCLOVAXVisionV2Processor",
+        "Qwen2VLImageProcessor",
+        tokens={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+        image_token="<|image_pad|>",
+        mark="<|image_pad|>",
+    ),
+    "llava_next-granite": ForeignEyes(
+        Case("granite", {**MULTIPLIERS, "embedding_multiplier": 2.0, "tie_word_embeddings": True}),
+        {**_SIGLIP, "num_hidden_layers": 3},
+        {
+            "size": {"shortest_edge": 24},
+            "crop_size": {"height": 24, "width": 24},
+            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48]],
+        },
+        "LlavaNextProcessor",
+        "LlavaNextImageProcessor",
+        {
+            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48]],
+            "vision_feature_layer": [-3, -1],
+            "vision_feature_select_strategy": "full",
+        },
+        {"patch_size": 4, "vision_feature_select_strategy": "full"},
+        kind="llava_next",
+    ),
     "cohere2_vision": ForeignEyes(
         Case("cohere2"),
         _SIGLIP,
@@ -570,6 +624,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     for file, content in files.items():
         (folder / file).write_text(json.dumps(content))
     token = tokenizer.token_to_id(eyes.image_token)
+    assert token is not None
     case = eyes.text._replace(changes={**eyes.text.changes, "vocab_size": tokenizer.get_vocab_size() + 5})
     text = config_of(case)
     make = transformers.CONFIG_MAPPING[eyes.kind or name]
@@ -577,6 +632,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     if eyes.other_tokens:
         ids["vocab_size"] = case.changes["vocab_size"]
         ids["visual_indicator_token_ids"] = [tokenizer.token_to_id(text) for text in eyes.other_tokens]
+    ids |= {field: tokenizer.token_to_id(text) for field, text in eyes.ids.items()}
     tied = getattr(text, "tie_word_embeddings", False)
     parts = {"text_config": text.to_dict(), "vision_config": dict(eyes.vision), "tie_word_embeddings": tied}
     config = make(**{**parts, **ids, **eyes.more})
@@ -584,8 +640,7 @@ def write(folder: Path, name: str) -> tuple[transformers.PreTrainedModel, int]:
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     spread(model, case.wider)
     with torch.no_grad():
-        for each in (token, *map(tokenizer.token_to_id, eyes.other_tokens)):
-            (model.get_output_embeddings() or model.language_model.lm_head).weight[each] = (
-                0.0  # nothing that is generated is an image's place
-            )
+        head: Any = model.get_output_embeddings() or model.language_model.lm_head
+        for each in (*eyes.tokens.values(), *eyes.others, *eyes.other_tokens):
+            head.weight[tokenizer.token_to_id(each)] = 0.0  # what is generated neither is a place nor begins one
     return model, token

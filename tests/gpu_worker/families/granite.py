@@ -15,6 +15,8 @@ _ALL_ATTENTION = {**MULTIPLIERS, "layer_types": ["full_attention"] * 4, "shared_
 CASES = {
     "granite": Case("granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
     "granite-biases": Case("granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "hyperclovax": Case("hyperclovax", {**MULTIPLIERS, "num_key_value_heads": 2}),
+    "hyperclovax-plain": Case("hyperclovax", {"use_post_norm": False, "tie_word_embeddings": True}),
     "granitemoe": Case("granitemoe", {**MULTIPLIERS, "tie_word_embeddings": True}),
     "granitemoe-top-4": Case("granitemoe", {**MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
     "granitemoehybrid-dense": Case(

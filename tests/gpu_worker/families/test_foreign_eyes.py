@@ -1,27 +1,34 @@
 """Towers that transformers computes: from pictures to tokens, with the checkpoint's own processor."""
 
-import os
+import gc
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import PixelRef, PixelTensor
 from penstock.models.finding.registry import open_checkpoint
 from penstock.parts.images.child.foreign import ForeignProcessor
 from penstock.parts.images.families import image_family_of
 from penstock.parts.images.frontend.prompt import expanded, with_placeholders
-from penstock.parts.images.messages import EncodeImage
+from penstock.parts.images.messages import DropEmbedding, EncodeImage
+from penstock.parts.images.options import ImageOptions
 from tests.faults.soak import IS_SOAK
-from tests.frontend.images.image_models import noise
+from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.families import test_images
 from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES, write
+from tests.gpu_worker.families.run import Scored
 from tests.gpu_worker.families.schedules import schedules
+from tests.parts.images.image_models import noise
 
 _SIZES = ((30, 20), (12, 44), (28, 28))
 _TEXTS = ("Water {0} runs", "The gate {1}{0} opens, {2} slowly.", "hello world", "fine {2}")
@@ -88,9 +95,11 @@ class Checkpoint:
         return test_images.Prompt(ids, tuple(pictures), tuple(span.start for span in spans))  # type: ignore[arg-type]
 
 
-class _Reference(Reference):
+class _Reference(test_images.SeeingReference):
+    """With the inputs that transformers' own processor makes of a whole prompt."""
+
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        Reference.__init__(self, *args)
         self.known: list[test_images.Prompt] = []
         self.inputs: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
@@ -105,7 +114,8 @@ class _Reference(Reference):
             name: torch.cat((value, value.new_zeros(1, more)), 1) if name.endswith("token_type_ids") else value
             for name, value in its.items()
         }
-        logits: Tensor = self.model(torch.tensor([text]), **its).logits[0]
+        ids = torch.tensor([text])
+        logits: Tensor = self.model(ids, attention_mask=torch.ones_like(ids), **its).logits[0]
         return logits
 
 
@@ -148,5 +158,57 @@ def test_greedy(tmp_path: Path, name: str) -> None:
     for run in schedules(turn)[: None if IS_SOAK else 1]:
         if least := FOREIGN_EYES[name].least_budget:
             run = run._replace(budget=max(run.budget, least), tight=False)
-        kernels = os.environ.get("KK") or ("native", "torch")[turn % 2]
+        kernels = ("native", "torch")[turn % 2]
         test_images.check(made.reference, made.prompts, run, model_impl="own", cpu_kernels=kernels, max_num_seqs=4)
+
+
+def _towers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tower"]
+
+
+def test_a_picture_that_nobody_wants_any_more_leaves_nothing(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path, "internvl")
+    store = Seeing(tmp_path, made.prompts, model_impl="own").store
+    picture: Any = made.prompts[0].pictures[0]
+    message = EncodeImage(1, picture.key, picture.grid, picture.num_embeddings, _inline(picture.pixels))
+    store.order(message)
+    assert store.encode(0.0) is None
+    assert len(_towers()) == 1
+    store.order(DropEmbedding(1))
+    gc.collect()
+    assert not _towers()
+
+
+def test_other_numbers_of_embeddings_are_refused(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path, "internvl")
+    store = Seeing(tmp_path, made.prompts, model_impl="own").store
+    picture: Any = made.prompts[0].pictures[0]
+    right = _inline(picture.pixels)
+    count = picture.num_embeddings
+    bad = (
+        EncodeImage(1, picture.key, (count + 1,), count + 1, right),
+        EncodeImage(2, picture.key, (count + 1,), count, right),
+        EncodeImage(3, picture.key, (count, 1), count, right),
+        EncodeImage(4, picture.key, (count,), count, replace(right, tensors=())),
+    )
+    for message in (*bad, EncodeImage(5, picture.key, (count,), count, right)):
+        store.order(message)
+        while (encoded := store.encode(1.0)) is None:
+            pass
+        assert bool(encoded.error) == (message.embedding_id < 5), message.embedding_id
+    assert not _towers()
+
+
+def test_a_tower_that_is_not_wanted_or_not_there_is_not_loaded(tmp_path: Path) -> None:
+    """Then texts are answered all the same."""
+    made = Checkpoint(tmp_path, "internvl")
+    config = make_config(tmp_path, model_impl="own")
+    blind = start(config.with_options(ImageOptions(max_images=0)))
+    assert not blind.hello.max_embedding_bytes
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: its for name, its in weights.items() if "language_model" in name}, tmp_path / "model.safetensors")
+    engine = Scored(tmp_path, model_impl="own")
+    assert not engine.hello.max_embedding_bytes
+    text = made.prompts[2].ids
+    (answer,) = engine.answers([text])
+    assert not made.reference.errors(text, answer)

@@ -13,6 +13,7 @@ from penstock.models.description.names import ExpertLayout, Names
 from penstock.models.families.registry import parse_model_config
 from penstock.models.finding.registry import open_checkpoint
 from penstock.models.parsing.text_part import WHOLE_MODELS
+from penstock.models.parsing.vision.foreign import TEXT_ONLY
 from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.recurrent import DELTA, SECTIONS
@@ -29,6 +30,22 @@ _FOUR = {"global_head_dim": 32, "hidden_size_per_layer_input": 16, "vocab_size_p
 CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "gemma3": ("gemma3", {**_SEEN, "image_size": 16, "patch_size": 1}, Case("gemma3_text", {"num_hidden_layers": 6})),
     "gemma4": ("gemma4", {}, Case("gemma4_text", {**_FOUR, "num_hidden_layers": 6})),
+    "gemma4-unified": (
+        "gemma4_unified",
+        {"mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 16},
+        Case("gemma4_unified_text", {"global_head_dim": 32, "num_hidden_layers": 6}),
+    ),
+    "granite4-vision": (
+        "granite4_vision",
+        {**_SEEN, "model_type": "siglip_vision_model", "hidden_size": 64, "patch_size": 14},
+        Case("granite4_vision_text", {"embedding_multiplier": 2.0, "logits_scaling": 3.0}),
+    ),
+    "idefics2": ("idefics2", {**_SEEN, "patch_size": 14}, Case("mistral")),
+    "minicpmv4_7": (
+        "minicpmv4_7",
+        {**_SEEN, "patch_size": 14, "insert_layer_id": 0},
+        Case("qwen3_5_text", {**DELTA, **SECTIONS}),
+    ),
     "idefics3": ("idefics3", {**_SEEN, "patch_size": 14}, Case("llama")),
     "llama4": ("llama4", {**_SEEN, **_SEEN_BY_LLAMA4}, Case("llama4_text")),
     "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
@@ -52,6 +69,10 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "smolvlm": ("smolvlm", {**_SEEN, "patch_size": 14}, Case("llama")),
 }
 """The whole model's type, its eyes, and its text part."""
+_MORE: dict[str, dict[str, Any]] = {
+    "granite4_vision": {"deepstack_layer_map": [[-1, 1]], "downsample_rate": "1/2", "image_grid_pinpoints": [[28, 28]]}
+}
+"""What else a whole model needs."""
 
 
 def whole_model(name: str) -> transformers.PreTrainedModel:
@@ -59,7 +80,7 @@ def whole_model(name: str) -> transformers.PreTrainedModel:
     text = config_of(case)
     parts: dict[str, Any] = {"text_config": text.to_dict(), "vision_config": vision or None}
     parts["tie_word_embeddings"] = getattr(text, "tie_word_embeddings", False)
-    config = transformers.CONFIG_MAPPING[kind](**parts)
+    config = transformers.CONFIG_MAPPING[kind](**parts, **_MORE.get(kind, {}))
     torch.manual_seed(1)
     made = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     model: transformers.PreTrainedModel = made.float().eval()
@@ -87,7 +108,7 @@ def test_experts_as_published(tmp_path: Path, name: str, layout: ExpertLayout) -
 
 def test_all_are_tried() -> None:
     made = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    assert {made[kind] for kind, _, _ in CASES.values()} == set(WHOLE_MODELS)
+    assert {made[kind] for kind, _, _ in CASES.values()} == {*WHOLE_MODELS, *TEXT_ONLY}
 
 
 def test_transformers_code_does_not_compute_parts(tmp_path: Path) -> None:
