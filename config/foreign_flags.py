@@ -63,6 +63,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--convert": ForeignFlag(why=_EMBEDS, same=("auto", "none", "embed", "classify")),
         "--pooler-config": ForeignFlag(use="--pooling"),
         "--override-pooler-config": ForeignFlag(use="--pooling"),
+        "--logits-processor-pattern": ForeignFlag(use="--logits-processors"),
         "--guided-decoding-backend": ForeignFlag(why="there is one grammar backend", same=("auto", "guidance")),
         "--limit-mm-per-prompt": ForeignFlag(use="--max-images"),
         "--allowed-media-domains": ForeignFlag(use="--image-hosts"),
@@ -73,6 +74,7 @@ FLAGS_OF_ENGINES: Mapping[str, Mapping[str, ForeignFlag]] = {
         "--kv-transfer-config": ForeignFlag(use="--role"),
     },
     "SGLang": {
+        "--enable-custom-logit-processor": ForeignFlag(use="--logits-processors"),
         "--is-embedding": ForeignFlag(why=_EMBEDS, same=("",)),
         "--lora-target-modules": ForeignFlag(why="each adapter says it", same=("all",)),
         "--lora-backend": ForeignFlag(why="there is one way to compute adapters", same=("triton", "csgmv", "chunked")),
