@@ -15,7 +15,6 @@ from penstock.config.listening import check_listening
 from penstock.config.options import check_engines
 from penstock.config.parser import Parser
 from penstock.config.ranks import of_group
-from penstock.core.launch.early import EarlySpare, early_spare
 from penstock.core.launch.output_files import check_output_files
 from penstock.core.scheduling.part import check_options
 from penstock.ipc import process
@@ -46,11 +45,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         complain(sentence)
     if getattr(namespace, "connect", None):
         namespace.worker_address = namespace.connect
-    config = config_from(namespace, os.environ)
-    if name != "serve" or sys.platform != "linux":
-        return _run_server(name, config, getattr(namespace, "rank", 0))
-    with early_spare(config) as early:
-        return _run_server(name, config, early=early)
+    return _run_server(name, config_from(namespace, os.environ), getattr(namespace, "rank", 0))
 
 
 def _parser(name: str) -> Parser:
@@ -67,7 +62,7 @@ def _parser(name: str) -> Parser:
     return parser
 
 
-def _run_server(command: str, config: Config, rank: int = 0, early: EarlySpare | None = None) -> int:
+def _run_server(command: str, config: Config, rank: int) -> int:
     if sys.platform != "linux":
         raise ConfigError(f"`penstock {command}` needs Linux; `penstock chat --url URL` can talk to a server from here")
     if command != "scheduler":
@@ -110,7 +105,7 @@ def _run_server(command: str, config: Config, rank: int = 0, early: EarlySpare |
         check_engines(config)
         from penstock.core.launch.supervisor import serve  # imports asyncio and zmq, which `version` does not need
 
-        return serve(config, early)
+        return serve(config)
     if config.ipc.runtime_dir:
         with private_dir(config.ipc.runtime_dir):
             pass  # create it before any process needs it

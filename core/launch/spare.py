@@ -23,8 +23,7 @@ from typing import Protocol
 import structlog
 
 from penstock.config import Config
-from penstock.core.launch.early import EarlySpare
-from penstock.core.launch.start import ChildPipe, Running, spawn
+from penstock.core.launch.start import ChildPipe, spawn
 from penstock.ipc import process
 from penstock.ipc.parent import Word
 
@@ -40,7 +39,7 @@ _FORK_SECONDS = 5.0
 
 
 class Forked:
-    """A child of this process that the event loop did not start; it can be waited for like a subprocess."""
+    """A worker that the spare forked; it can be waited for like a subprocess."""
 
     def __init__(self, pid: int) -> None:
         """Raises OSError if there is no such child."""
@@ -68,17 +67,11 @@ class Forked:
 class Spare:
     """The spare of a launch, and its successors."""
 
-    def __init__(self, module: str, config: Config, early: EarlySpare | None = None) -> None:
-        """
-        Args:
-            module: what it runs.
-            config: of the launch.
-            early: the first spare, if it has been started already; otherwise the first request for a fork starts it.
-        """
+    def __init__(self, module: str, config: Config) -> None:
+        """`module`: what it runs. The spare is started at the first request for a fork."""
         self._module = module
         self._config = config
-        self._early = early
-        self._running: Running | None = None
+        self._running: asyncio.subprocess.Process | None = None
         self._ending: set[int] = set()
         self._turn: socket.socket | None = None
         self._pipe: ChildPipe | None = None
@@ -103,8 +96,7 @@ class Spare:
     @property
     def pids(self) -> set[int]:
         """The process ids of the spare, if there is one, and of those that are waited for."""
-        early = self._early if self._running is None else self._running
-        return self._ending if early is None else self._ending | {early.pid}
+        return self._ending if self._running is None else self._ending | {self._running.pid}
 
     async def fork(
         self, name: str, config: Config, arguments: Sequence[str], descriptor: int, started: "asyncio.Future[int]"
@@ -138,8 +130,7 @@ class Spare:
     async def until_imported(self) -> None:
         """Wait for the first spare to import: a new process would have to import the same."""
         if self._first is None:
-            begin = self._begin("--eager", "1") if self._early is None else self._take(self._early)
-            self._first = asyncio.create_task(begin)
+            self._first = asyncio.create_task(self._begin("--eager", "1"))
         await asyncio.wait([self._first])
         if self._running is None:
             return
@@ -171,12 +162,6 @@ class Spare:
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    async def _take(self, early: EarlySpare) -> None:
-        self._running, self._turn = Forked(early.pid), early.turn
-        self._pipe = ChildPipe(self._on_word, early.pipe)
-        early.is_taken = True
-        self._early = None
 
     async def _begin(self, *more: str) -> None:
         await self._drop()

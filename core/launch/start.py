@@ -14,10 +14,9 @@ from penstock.ipc.parent import Word
 class ChildPipe:
     """Our end of the pipe: passes on each word that arrives, with its number."""
 
-    def __init__(self, on_word: Callable[[Word, int], None], ours: int | None = None) -> None:
-        """`ours`: our end of a pipe whose other end a child has already; otherwise a new pipe is made."""
+    def __init__(self, on_word: Callable[[Word, int], None]) -> None:
         self._on_word = on_word
-        self._ours, self.theirs = os.pipe() if ours is None else (ours, -1)
+        self._ours, self.theirs = os.pipe()
         """`theirs` is for the child; `given` closes our copy of it."""
         self._rest = b""
         self._is_open = True

@@ -28,7 +28,6 @@ from penstock.config import Config, ConfigError
 from penstock.config.listening import addresses, bind, has_files
 from penstock.core.launch.banner import Banner
 from penstock.core.launch.child import Child
-from penstock.core.launch.early import SPARE_WORKER, EarlySpare, has_spare
 from penstock.core.launch.engine import END_GRACE, MORE_PATIENCE, EngineLaunch, cancel, end_all, keep_running
 from penstock.core.launch.kept_files import with_kept_files
 from penstock.core.launch.launchers import addressed
@@ -38,6 +37,8 @@ from penstock.ipc.addresses import private_dir
 
 log = structlog.get_logger()
 
+_SPARE_WORKER = "penstock.gpu_worker.startup.spare"
+
 
 class Supervisor:
     """All child processes of one launch. Runs in the event loop of any thread; the caller handles signals and orphans.
@@ -46,15 +47,12 @@ class Supervisor:
     that does not adopt them must set `spare_worker` to false.
     """
 
-    def __init__(
-        self, config: Config, num_ranks: int = 0, *, has_frontends: bool = True, early: EarlySpare | None = None
-    ) -> None:
+    def __init__(self, config: Config, num_ranks: int = 0, *, has_frontends: bool = True) -> None:
         """
         Args:
             config: with addresses.
             num_ranks: workers that start and end as one; 0: as many as the options ask for.
             has_frontends: False: the launch serves a program that acts as a frontend.
-            early: a spare that has been started for this launch.
         """
         self._config = config
         frontends = range(config.frontend.num_frontends if has_frontends else 0)
@@ -64,7 +62,8 @@ class Supervisor:
             Child(f"penstock-frontend-{i}", "penstock.frontend", config, "--index", str(i), shared_fds=shared)
             for i in frontends
         ]
-        self._spare = Spare(SPARE_WORKER, config, early) if has_spare(config) else None
+        has_spare = config.worker.spare_worker and config.parallel.launcher == "local"
+        self._spare = Spare(_SPARE_WORKER, config) if has_spare else None
         self.engines = [
             EngineLaunch(config, number, num_ranks or config.parallel.num_ranks, self._spare)
             for number in range(config.parallel.data_parallel_size)
@@ -202,9 +201,9 @@ def _quiet_on_terminal(config: Config) -> Config:
     return msgspec.structs.replace(config, log=msgspec.structs.replace(options, log_level="warning"))
 
 
-async def _run_process(config: Config, early: EarlySpare | None) -> int:
+async def _run_process(config: Config) -> int:
     """Run a supervisor that owns this process: with signals, orphans, and a banner."""
-    supervisor, loop = Supervisor(config, early=early), asyncio.get_running_loop()
+    supervisor, loop = Supervisor(config), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, supervisor.stop)
     process.on_hangup(loop, supervisor.reload)
@@ -238,15 +237,15 @@ async def _keep_reaping(supervisor: Supervisor, config: Config) -> None:
         reap_strangers(supervisor.owners)
 
 
-def serve(config: Config, early: EarlySpare | None = None) -> int:
-    """Run `penstock serve` to its end; return the exit code. `early`: a spare that has been started for it."""
+def serve(config: Config) -> int:
+    """Run `penstock serve` to its end; return the exit code."""
     config = _quiet_on_terminal(config)
     process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
     config, kept = reserve_ports(config)
     try:
         with private_dir(config.ipc.runtime_dir) as folder:
             config = with_kept_files(config, Path(folder))
-            return asyncio.run(_run_process(addressed(config, Path(folder)), early))
+            return asyncio.run(_run_process(addressed(config, Path(folder))))
     finally:
         for shared in kept:
             shared.close()
