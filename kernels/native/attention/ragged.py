@@ -17,22 +17,26 @@ WIDTH = 16
 """Widths of activations must be multiples of this."""
 
 
-class _Shape(ctypes.Structure):  # AttentionShape in blocks.h
+class AttentionShape(ctypes.Structure):
+    """As in `blocks.h`."""
+
     _fields_ = (
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "page_size", "window")),
         ("scale", c_float),
         ("value_dim", c_int32),
         ("softcap", c_float),
         ("sinks", c_void_p),
-        ("head_bytes", c_int32),
+        *(("head_bytes", c_int32), ("entry_dim", c_int32)),
     )
 
 
-class _Rows(ctypes.Structure):  # AttentionRows in attention.h
+class AttentionRows(ctypes.Structure):
+    """As in `attention.h`."""
+
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "page_table_stride")),
         *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows", "paths")),
-        *(("path_stride", c_int32), ("last_seen", c_void_p)),
+        *(("path_stride", c_int32), ("path_rows", c_void_p), ("last_seen", c_void_p)),
     )
 
 
@@ -56,8 +60,8 @@ class NativeRows:
         if reach not in self._last_seen:
             ends = lens - 1 if reach is None else np.minimum(lens - 1, positions + reach)
             self._last_seen[reach] = ends.astype(np.int32)
-        shape = _Shape(num_heads, num_heads, head_dim, 1, 0 if reach is None else reach + 1, scale)
-        rows = _Rows(len(self._lens), self._table.shape[1], self._starts.data_ptr(), self._lens.ctypes.data)
+        shape = AttentionShape(num_heads, num_heads, head_dim, 1, 0 if reach is None else reach + 1, scale)
+        rows = AttentionRows(len(self._lens), self._table.shape[1], self._starts.data_ptr(), self._lens.ctypes.data)
         rows.page_table, rows.last_seen = self._table.ctypes.data, self._last_seen[reach].ctypes.data
         out = torch.empty(num_tokens, num_heads, head_dim)
         stride = c_int32(num_heads * head_dim)

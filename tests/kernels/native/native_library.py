@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_int32, c_void_p
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from penstock.kernels.attention.kv_quantization import PageLayout
 from penstock.kernels.experts.routing import Routing
 from penstock.kernels.native import build
 from penstock.kernels.native.attention.latents import NativeIndexer, PackedLatents
+from penstock.kernels.native.attention.ragged import AttentionRows, AttentionShape
 from penstock.kernels.native.experts.packed import PackedExperts, routing_struct
 from penstock.kernels.native.library import UNIT, Library, PackedLinear
 from penstock.kernels.native.pool import kv_kind
@@ -36,25 +37,6 @@ def load_library(num_threads: int) -> Library:
 def pointer(tensor: Tensor | None) -> c_void_p:
     """Of its first number; null for None."""
     return c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-class _Shape(ctypes.Structure):  # AttentionShape in blocks.h
-    _fields_ = (
-        *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "page_size", "window")),
-        ("scale", c_float),
-        ("value_dim", c_int32),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-        *(("head_bytes", c_int32), ("entry_dim", c_int32)),
-    )
-
-
-class _Rows(ctypes.Structure):  # AttentionRows in attention.h
-    _fields_ = (
-        *((name, c_int32) for name in ("num_rows", "page_table_stride")),
-        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows", "paths")),
-        *(("path_stride", c_int32), ("path_rows", c_void_p), ("last_seen", c_void_p)),
-    )
 
 
 def native_attention(
@@ -84,11 +66,11 @@ def native_attention(
     assert q.dtype == torch.float32
     assert all(tensor.is_contiguous() for tensor in (q, page_table, *pages))
     page_size, head_bytes = (k_pages.shape[2], 0) if layout is None else (layout.page_size, k_pages.shape[2])
-    shape = _Shape(num_q_heads, k_pages.shape[1], head_dim, page_size, window or 0, scale, value_dim, softcap)
+    shape = AttentionShape(num_q_heads, k_pages.shape[1], head_dim, page_size, window or 0, scale, value_dim, softcap)
     shape.head_bytes = head_bytes
     shape.sinks = None if sinks is None else sinks.data_ptr()
     tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
-    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    rows = AttentionRows(seq_lens.shape[0], page_table.stride(0), *tables)
     if paths is not None:
         rows.paths, rows.path_stride = paths.data_ptr(), paths.stride(0)
     if last_seen is not None:
@@ -157,7 +139,7 @@ def native_latent_attention(
     new, q = new.clone(), q.clone()
     out = torch.full((*q.shape[:2], latents.struct.v_dim), torch.nan)
     tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
-    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    rows = AttentionRows(seq_lens.shape[0], page_table.stride(0), *tables)
     library.functions.penstock_latent_attention(
         *(ctypes.byref(latents.struct), pointer(pages), c_int32(pages.dtype == torch.bfloat16), ctypes.byref(rows)),
         *(pointer(new), c_int32(new.stride(0)), pointer(cos_sin), pointer(slots)),
@@ -186,7 +168,7 @@ def native_choice(
     k, q = k.clone(), q.clone()
     places = torch.full((q.shape[0], indexer.struct.top_k), -1, dtype=torch.int32)
     tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
-    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    rows = AttentionRows(seq_lens.shape[0], page_table.stride(0), *tables)
     library.functions.penstock_choose(
         *(ctypes.byref(indexer.struct), c_int32(pages.shape[2]), pointer(pages)),
         *(c_int32(pages.dtype == torch.bfloat16), ctypes.byref(rows), pointer(k), pointer(q), pointer(weights)),
