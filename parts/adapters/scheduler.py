@@ -136,7 +136,7 @@ class AdapterGate(RoomGate):
         """Whether an adapter leaves, and perhaps has no request any more: then `forget` is to be called."""
         self._aborted: list[Request] = []  # those that end with their adapter, which was unloaded at once
         self._closing = ""  # the one in memory that takes no further requests, because others wait for room
-        self._first: Request | None = None  # whose turn it was last of those held for room
+        self._first: Request | None = None  # whose turn it was last of those held for room; it is one of them
         self._num_passed = 0  # requests that found their adapter in memory while others waited for room
         self._untried: dict[str, None] = {}  # those that the worker was never asked for
         self._live: dict[str, _Live] = {}  # by key, the least recently used first
@@ -341,7 +341,7 @@ class AdapterGate(RoomGate):
     def _use_room(self) -> None:
         """There may be room: whoever was held for it asks again, then new adapters are read."""
         if self._no_room:
-            held = [request for request in self._no_room if self._waiting.is_held(request)]
+            held = [request for request in self._no_room if self._is_held(request)]
             if not self._untried and all(request.adapter in self._live for request in held):
                 self._closing, self._num_passed = "", 0  # nobody waits for room any more
             here = [request for request in held if request.adapter in self._live and request.adapter != self._closing]
@@ -351,6 +351,7 @@ class AdapterGate(RoomGate):
                 self._waiting.release(request)
         if (first := self._first_held()) is not None and self._has_room(first):
             self._no_room.remove(first)
+            self._first = None
             self._waiting.release(first)
             return  # it asks again at the head of the queue
         if self._untried:
@@ -363,12 +364,20 @@ class AdapterGate(RoomGate):
         return self._first
 
     def _lacks_room(self, request: Request) -> bool:
-        return request.adapter not in self._live and self._waiting.is_held(request)
+        return request.adapter not in self._live and self._is_held(request)
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether it is still held here, and not by another part since."""
+        return self._waiting.held().get(request) == ADAPTER
 
     def _hold(self, request: Request, why: str, *, for_trial: bool) -> None:
         super()._hold(request, why, for_trial=for_trial)
         if self._first is not None and request.level < self._first.level and self._lacks_room(request):
             self._first = request
+
+    def _ask_again(self) -> None:
+        super()._ask_again()
+        self._first = None
 
     def _may_pass(self, request: Request) -> bool:
         """Whether a request whose adapter is in memory enters before those that wait for room."""
