@@ -134,9 +134,9 @@ class AdapterGate(RoomGate):
         self.has_news = False
         self.may_forget = False
         """Whether an adapter leaves, and perhaps has no request any more: then `forget` is to be called."""
-        self._aborted: set[str] = set()  # those whose requests are to end at once
+        self._aborted: list[Request] = []  # those that end with their adapter, which was unloaded at once
         self._closing = ""  # the one in memory that takes no further requests, because others wait for room
-        self._first: Request | None = None  # whose turn it was last of those held for room
+        self._first: Request | None = None  # whose turn it was last of those held for room; it is one of them
         self._num_passed = 0  # requests that found their adapter in memory while others waited for room
         self._untried: dict[str, None] = {}  # those that the worker was never asked for
         self._live: dict[str, _Live] = {}  # by key, the least recently used first
@@ -157,7 +157,6 @@ class AdapterGate(RoomGate):
         if known.is_leaving and not message.is_leaving:
             known.is_leaving = known.is_kept = False
             known.state, known.error = ("ready" if known.rank else "loading"), ""
-            self._aborted.discard(message.key)
             if not known.rank and message.key not in self._live:  # it was never read
                 self._untried[message.key] = None
                 self._try()
@@ -170,8 +169,10 @@ class AdapterGate(RoomGate):
             self.has_news = self.may_forget = True
             self._untried.pop(key, None)
             if abort:
-                self._aborted.add(key)
-                self._pause_aborted()
+                requests = [each for each in self._scheduler.requests.values() if each.adapter == key]
+                for request in requests:
+                    self._scheduler.pause(request.request_id)
+                self._aborted += requests
 
     def forget(self, used: set[str]) -> None:
         """Forget what leaves, and is not the adapter of any request."""
@@ -181,7 +182,6 @@ class AdapterGate(RoomGate):
         for key in gone:
             del self.known[key]
             self._untried.pop(key, None)
-            self._aborted.discard(key)
             if (live := self._live.get(key)) is not None:
                 self._drop(live)
             self.messages.append(ForgetAdapter(key))
@@ -296,19 +296,14 @@ class AdapterGate(RoomGate):
         """End the requests of adapters that are unloaded at once; let running ones give way to one that waits."""
         ending: list[Ending] = []
         if self._aborted:
-            ending += [Ending(request, _UNLOADED, "no_adapter") for request in self._pause_aborted()]
+            for request in self._aborted:
+                self._scheduler.pause(request.request_id)  # out of its rows: only what waits can end with an error
+                ending.append(Ending(request, _UNLOADED, "no_adapter"))
             self._aborted.clear()
         if self._no_room and (first := self._first_held()) is not None:
             self._give_way(first)
             self._use_room()  # rows may have been lost since, for other reasons
         return ending
-
-    def _pause_aborted(self) -> list[Request]:
-        """Take requests of adapters that are unloaded at once out of their rows: only what waits ends with an error."""
-        requests = [each for each in self._scheduler.requests.values() if each.adapter in self._aborted]
-        for request in requests:
-            self._scheduler.pause(request.request_id)
-        return requests
 
     def reset(self, limits: WorkerLimits, *, has_died: bool) -> list[Ending]:
         """Forget what the old worker had: each adapter is read again when its requests' turn comes."""
@@ -346,7 +341,7 @@ class AdapterGate(RoomGate):
     def _use_room(self) -> None:
         """There may be room: whoever was held for it asks again, then new adapters are read."""
         if self._no_room:
-            held = [request for request in self._no_room if self._waiting.is_held(request)]
+            held = [request for request in self._no_room if self._is_held(request)]
             if not self._untried and all(request.adapter in self._live for request in held):
                 self._closing, self._num_passed = "", 0  # nobody waits for room any more
             here = [request for request in held if request.adapter in self._live and request.adapter != self._closing]
@@ -356,6 +351,7 @@ class AdapterGate(RoomGate):
                 self._waiting.release(request)
         if (first := self._first_held()) is not None and self._has_room(first):
             self._no_room.remove(first)
+            self._first = None
             self._waiting.release(first)
             return  # it asks again at the head of the queue
         if self._untried:
@@ -368,12 +364,20 @@ class AdapterGate(RoomGate):
         return self._first
 
     def _lacks_room(self, request: Request) -> bool:
-        return request.adapter not in self._live and self._waiting.is_held(request)
+        return request.adapter not in self._live and self._is_held(request)
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether it is still held here, and not by another part since."""
+        return self._waiting.held().get(request) == ADAPTER
 
     def _hold(self, request: Request, why: str, *, for_trial: bool) -> None:
         super()._hold(request, why, for_trial=for_trial)
         if self._first is not None and request.level < self._first.level and self._lacks_room(request):
             self._first = request
+
+    def _ask_again(self) -> None:
+        super()._ask_again()
+        self._first = None
 
     def _may_pass(self, request: Request) -> bool:
         """Whether a request whose adapter is in memory enters before those that wait for room."""
