@@ -13,7 +13,7 @@ from penstock.models.finding.registry import open_checkpoint
 from penstock.parts.images.child.foreign import ForeignProcessor
 from penstock.parts.images.families import image_family_of
 from tests.e2e.servers import serving
-from tests.e2e.test_images import told
+from tests.e2e.test_images import num_encoded, told
 from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.checkpoints import greedy_errors
 from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES, write
@@ -35,8 +35,9 @@ def said(turns: list[int | None]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("more", [(), ("--tensor-parallel-size", "2")] if IS_SOAK else [()])
 @pytest.mark.parametrize("name", ["internvl", "glm4v", "aya_vision", "lfm2_vl"] if IS_SOAK else ["internvl"])
-async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, more: tuple[str, ...]) -> None:
     eyes = FOREIGN_EYES[name]
     if eyes.needs_torchvision:
         pytest.importorskip("torchvision")
@@ -50,7 +51,7 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> No
     family = image_family_of(checkpoint)
     assert family is not None
     oracle: Any = ForeignProcessor(checkpoint, family)._processor
-    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32")
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32", *more)
     async with serving(folder, *flags) as server, aiohttp.ClientSession() as http:
         async with http.get(f"{server.url}/v1/models") as answer:
             (card,) = (await answer.json())["data"]
@@ -65,6 +66,7 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> No
             assert ids
             assert token in prompt
             assert greedy_errors(Seen(model, others, token), prompt, ids)[0] == []
+        assert await num_encoded(http, server) == len(PICTURES)
 
 
 class Seen:

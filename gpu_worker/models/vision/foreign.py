@@ -60,7 +60,7 @@ class _NoTokens(nn.Module):
         return self.none[None]
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.none.expand(*input_ids.shape, -1)
+        return self.none.repeat(*input_ids.shape, 1)  # not a view: some models write into it
 
 
 class _NoDecoder(nn.Module):
@@ -115,6 +115,7 @@ class ForeignTower:
                     return
         finally:
             turn.stop()
+            self._turn = None
 
     def _computed(self, pixels: Mapping[str, Tensor], num_embeddings: int) -> Tensor:
         """[embeddings, width]"""
