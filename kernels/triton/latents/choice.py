@@ -14,7 +14,7 @@ BLOCK_N = 64  # positions of a program; not tuned on a GPU yet
 
 @triton.jit
 def row_of(query_start_loc_ptr, token, num_rows):
-    """The row that a token belongs to."""
+    """The row that a token belongs to; the last one for a token behind all rows, which pads a captured graph."""
     left = 0
     right = num_rows
     while left < right:
@@ -23,7 +23,7 @@ def row_of(query_start_loc_ptr, token, num_rows):
             left = middle + 1
         else:
             right = middle
-    return left - 1
+    return tl.minimum(left, num_rows) - 1
 
 
 # Arguments that vary from step to step are not specialised: otherwise each new class of values would be compiled.
@@ -57,7 +57,8 @@ def index_scores_kernel(
     """Grid (tokens from `first_token` on, blocks of positions). Positions that a token does not see get -inf."""
     token = first_token + tl.program_id(0)
     row = row_of(query_start_loc_ptr, token, num_rows)
-    num_seen = tl.load(seq_lens_ptr + row) - (tl.load(query_start_loc_ptr + row + 1) - token) + 1
+    end = tl.load(query_start_loc_ptr + row + 1)
+    num_seen = tl.where(token < end, tl.load(seq_lens_ptr + row) - (end - token) + 1, 0)
     n_first = tl.program_id(1) * BLOCK_N
     n_offs = n_first + tl.arange(0, BLOCK_N)
     scores = tl.full([BLOCK_N], float("-inf"), dtype=tl.float32)
@@ -94,8 +95,9 @@ def choose_triton(
     page_size, num_rows, keys = pages.shape[2], seq_lens.shape[0], pages[..., -dim:]
     slots = torch.zeros((num_tokens, top_k), dtype=torch.int32, device=q.device)
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=q.device)
-    rows = torch.searchsorted(query_start_loc, tokens, right=True) - 1
-    num_seen = seq_lens[rows] - (query_start_loc[rows + 1] - tokens) + 1
+    rows = (torch.searchsorted(query_start_loc, tokens, right=True) - 1).clamp_(max=num_rows - 1)
+    ends = query_start_loc[rows + 1]
+    num_seen = (seq_lens[rows] - (ends - tokens) + 1) * (tokens < ends)
     num = min(top_k, max_seq_len)
     count = max(1, MOST_SCORES // max_seq_len)
     for first in range(0, num_tokens, count):

@@ -1,6 +1,7 @@
 """Latent attention with its Triton kernels, in both ways: tokens equal transformers'."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,13 @@ from tests.gpu_worker.launched.launch_kinds import recorded_kinds
 
 _YARN = {"factor": 8.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
 _SMALL = {"head_dim": 8, "num_key_value_heads": 4, "num_hidden_layers": 2, **rope("yarn", **_YARN)}
+_CHOOSING = {
+    "first_k_dense_replace": 2,
+    "index_head_dim": 24,
+    "index_n_heads": 12,
+    "index_topk": 70,
+    "indexer_types": ["full", "shared"],
+}
 DENSE = Case("youtu", _SMALL, lens=(30, 14, 15, 1))
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, num_logprobs=0)
 
@@ -33,10 +41,12 @@ def test_greedy_equals_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert engine.scheduler.stats().num_preemptions > 0
 
 
-def test_warm_up_meets_every_kind_of_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["youtu", "glm_moe_dsa"])
+def test_warm_up_meets_every_kind_of_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Nothing that serving launches afterwards would be compiled anew."""
-    sizes = {"num_attention_heads": 20, "num_key_value_heads": 20, "v_head_dim": 16, "num_hidden_layers": 1}
-    case = Case("youtu", {**_SMALL, **sizes}, lens=(1, 2, 5, 17, 30, 90, 99, 150, 300, 3, 4, 40, 70, 16, 8, 200, 480))
+    sizes: dict[str, Any] = {"num_attention_heads": 20, "num_key_value_heads": 20, "v_head_dim": 16}
+    sizes |= {"num_hidden_layers": 1} if kind == "youtu" else _CHOOSING
+    case = Case(kind, {**_SMALL, **sizes}, lens=(1, 2, 5, 17, 30, 90, 99, 150, 300, 3, 4, 40, 70, 16, 8, 200, 480))
     Reference(tmp_path, case)
     use_fake_cuda(monkeypatch)
     kinds = recorded_kinds(monkeypatch)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.kernels.latents.attention import expanded_attention_reference, latent_attention_reference
-from penstock.kernels.latents.choice import choose_reference
+from penstock.kernels.latents.choice import Choice, choose_reference
 from penstock.kernels.latents.write import latent_write_reference
 from penstock.kernels.triton.latents.attention import LatentTiles, latent_attention_triton
 from penstock.kernels.triton.latents.choice import choose_triton, keep_index_keys_triton
@@ -115,7 +115,12 @@ def test_choice(
     expected = choose_reference(*inputs, top_k=top_k)
     assert positions_of(choose_triton(*inputs, top_k=top_k, max_seq_len=40), inputs) == expected
     monkeypatch.setattr("penstock.kernels.triton.latents.choice.MOST_SCORES", 500)
-    assert positions_of(choose_triton(*inputs, top_k=top_k, max_seq_len=200), inputs) == expected
+    longer = choose_triton(
+        *(torch.cat((each, each[:3])) for each in inputs[:2]), *inputs[2:], top_k=top_k, max_seq_len=200
+    )
+    count = len(expected)
+    assert longer.counts[count:].eq(0).all()  # tokens behind all rows choose nothing
+    assert positions_of(Choice(longer.slots[:count], longer.counts[:count]), inputs) == expected
 
 
 def test_chosen_attention(device: str, dtype: torch.dtype) -> None:
