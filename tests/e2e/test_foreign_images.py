@@ -41,6 +41,8 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, more:
     eyes = FOREIGN_EYES[name]
     if eyes.needs_torchvision:
         pytest.importorskip("torchvision")
+    if more and name == "lfm2_vl":
+        pytest.skip("layers that keep a state are not split")
     folder = tmp_path / "m"
     model, token = write(folder, name)
     model.save_pretrained(folder)

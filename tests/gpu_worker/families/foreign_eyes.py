@@ -388,6 +388,7 @@ FOREIGN_EYES: dict[str, ForeignEyes] = {
                 "use_bidirectional_attention": "vision",
                 "vocab_size_per_layer_input": 420,
                 "num_hidden_layers": 6,
+                "layer_types": ["full_attention", "sliding_attention"] * 2 + ["sliding_attention", "full_attention"],
                 "max_position_embeddings": 1024,
             },
         ),

@@ -174,6 +174,11 @@ MODELS = {
         config={"vision_config": {"out_hidden_size": 64}}, text_type="qwen3_vl_text",
         image={"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 65536}},
     ),
+    "qwen3.5": ImageModel(
+        "Qwen3_5ForConditionalGeneration", "qwen3_vl", "Qwen3VLProcessor", **_QWEN,
+        config={"vision_config": {"out_hidden_size": 64}}, text_type="qwen3_5_text",
+        image={"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 65536}},
+    ),
     "llava": ImageModel(
         "LlavaForConditionalGeneration", "llava", "LlavaProcessor", "CLIPImageProcessor",
         {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
