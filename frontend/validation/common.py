@@ -22,7 +22,7 @@ from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
-from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams
+from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams, refuse_penalties
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, GrammarSource, check_grammar
 from penstock.frontend.validation.samplers import ValidSamplers, check_samplers
 from penstock.frontend.validation.tokens import (
@@ -280,8 +280,12 @@ def validate_common(
     )
     if allowed is not None:
         check_drawable(sampling)
+    if beams is not None and num_best_of_echo >= 0:
+        raise UnsupportedParameter("echo with logprobs is not supported with use_beam_search", param="echo")
     options = _stream_options(request)
     samplers = check_samplers(request, sampling, rules.logits_processors, is_best_only=is_best_only)
+    if beams is not None and samplers is not None:
+        refuse_penalties(samplers.uses)
     return ValidRequest(
         model=model,
         n=n,
