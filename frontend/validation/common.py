@@ -142,6 +142,11 @@ class ValidRequest:
     samplers: ValidSamplers | None = None  # None: the kernels do all that is asked for
     beams: Beams | None = None  # None: tokens are drawn
 
+    @property
+    def num_at_once(self) -> int:
+        """How many sequences the engine has of a prompt at the same time: those of a search are its beams."""
+        return self.num_sequences if self.beams is None else self.beams.width
+
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
 
