@@ -74,6 +74,10 @@ class Sampler:
     """Whether it keeps a number of each row, which changes with each token. It then comes last, as it must know of what
     the token is drawn; there can be one such sampler in a request. The number travels with the tokens (`kept`)."""
 
+    penalizes: ClassVar[bool] = False
+    """Whether it makes some tokens less likely by what was there before. Others are only about draws: a search for the
+    most likely tokens leaves them out, and is refused beside this one."""
+
     heats: ClassVar[bool] = False
     """Whether it makes the whole distribution flatter or steeper: `temperature_last` moves it behind all others."""
 

@@ -38,6 +38,7 @@ from penstock.frontend.exchange.replies import RequestRecord, StreamReply
 from penstock.frontend.targets import NONE as NO_TARGETS
 from penstock.frontend.text.stop_strings import StopStrings
 from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.validation.beams import refuse_beside
 from penstock.frontend.validation.common import ValidLogprobs, ValidRequest
 from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
 from penstock.ipc.messages import AddRequest, ImageRef, Pooling, SamplingParams
@@ -263,8 +264,10 @@ async def submit(
         RateLimitExceeded: if the API key's tokens are used up.
         Unavailable: if the engine's queue cannot be reached.
     """
-    if images and valid.beams is not None:
+    if valid.beams is not None and images:
         raise UnsupportedParameter("images are not supported with use_beam_search", param="use_beam_search")
+    if valid.beams is not None and valid.grammar is not None:
+        refuse_beside(valid.grammar.field.partition(".")[0])
     grammar = Grammar() if valid.grammar is None else await service.grammars.read(valid.grammar, record.tenant)
     _check_prompt_size(valid.logprobs, prompts, valid.n)
     record.warnings += (*valid.warnings, *grammar.warnings)

@@ -607,11 +607,11 @@ class Admission:
             Overloaded: if there is no room for them.
         """
         record, most = self._record, self._service.config.frontend.max_request_seqs
-        num_seqs = num_prompts * valid.num_sequences
+        num_seqs = num_prompts * valid.num_at_once
         if num_seqs > most:
             raise InvalidParameter(
                 f"a request may have at most {most} sequences, this one has {num_seqs}: {num_prompts} prompts, "
-                f"{valid.num_sequences} sequences each",
+                f"{valid.num_at_once} sequences each",
                 param="n" if num_prompts == 1 else valid.prompt_field,
             )
         if record.key_use is not None and num_seqs > 1:
@@ -619,7 +619,7 @@ class Admission:
             record.num_added_seqs = num_seqs - 1
         if record.key_use is not None and record.key_use.key.tenant_by == "user" and valid.user:
             record.tenant = user_of(record.tenant, valid.user)
-        num_tokens = self._num_tokens(num_prompts, num_added) * valid.num_sequences
+        num_tokens = self._num_tokens(num_prompts, num_added) * valid.num_at_once
         self._place.resize(num_seqs, num_tokens, record.tenant)
 
     def _num_tokens(self, num_prompts: int, num_added: int = 0) -> int:

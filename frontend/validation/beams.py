@@ -1,18 +1,21 @@
 """Beam search: which fields ask for it, and which others cannot stand beside it."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
 
+from penstock.config.samplers import samplers
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.validation.tokens import shown
+from penstock.ipc.messages import SamplerUse
 
 _LARGEST_PENALTY = 100.0
 
 _EXCLUDED = (
     "stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "prompt_logprobs",
-    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "grammar", "json_schema", "regex", "ebnf", "logits_processors",
+    "allowed_token_ids", "logits_processors",
 )  # fmt: skip
-"""What changes probabilities, or ends a text by its letters. What is only about draws has no effect."""
+"""What changes probabilities, or ends a text by its letters; so do samplers that penalize. Whether an output must match
+something, and which images are before it, is known later. What is only about draws has no effect."""
 
 _NEUTRAL: dict[str, Any] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -29,6 +32,27 @@ def asks_for_beams(request: Any) -> bool:
     """Whether a request asks for a search; a width alone does so, too."""
     asked: bool | None = request.use_beam_search
     return (request.beam_width or 0) > 1 if asked is None else asked
+
+
+def refuse_beside(field: str) -> NoReturn:
+    """Refuse what cannot stand beside a search.
+
+    Raises:
+        UnsupportedParameter: always.
+    """
+    raise UnsupportedParameter(f"{field} is not supported with use_beam_search", param=field)
+
+
+def refuse_penalties(used: Iterable[SamplerUse]) -> None:
+    """Refuse samplers that would change what a search finds.
+
+    Raises:
+        UnsupportedParameter: there is one.
+    """
+    for use in used:
+        kind = samplers().get(use.name)
+        if kind is not None and kind.penalizes:
+            refuse_beside(kind.parameters[0].name)
 
 
 def check_beams(request: Any, n: int, max_n: int, num_stop_ids: int, max_best: int) -> Beams | None:
@@ -51,6 +75,10 @@ def check_beams(request: Any, n: int, max_n: int, num_stop_ids: int, max_best: i
     if not asks_for_beams(request):
         return None
     width = width or request.best_of or n
+    if request.best_of not in (None, n, width):
+        raise InvalidParameter(
+            f"beam_width ({width}) and best_of ({shown(request.best_of)}) exclude each other", param="best_of"
+        )
     if width < n:
         raise InvalidParameter(f"beam_width ({width}) must be at least n ({n})", param="beam_width")
     if width + num_stop_ids > max_best:
@@ -73,5 +101,5 @@ def check_beams(request: Any, n: int, max_n: int, num_stop_ids: int, max_best: i
     for field in _EXCLUDED:
         value = getattr(request, field, None)
         if value not in (None, "", [], {}) and value != _NEUTRAL.get(field):
-            raise UnsupportedParameter(f"{field} is not supported with use_beam_search", param=field)
+            refuse_beside(field)
     return Beams(width, penalty, early or False)

@@ -22,7 +22,7 @@ from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
-from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams
+from penstock.frontend.validation.beams import Beams, asks_for_beams, check_beams, refuse_penalties
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, GrammarSource, check_grammar
 from penstock.frontend.validation.samplers import ValidSamplers, check_samplers
 from penstock.frontend.validation.tokens import (
@@ -141,6 +141,11 @@ class ValidRequest:
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
     samplers: ValidSamplers | None = None  # None: the kernels do all that is asked for
     beams: Beams | None = None  # None: tokens are drawn
+
+    @property
+    def num_at_once(self) -> int:
+        """How many sequences the engine has of a prompt at the same time: those of a search are its beams."""
+        return self.num_sequences if self.beams is None else self.beams.width
 
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
@@ -280,8 +285,12 @@ def validate_common(
     )
     if allowed is not None:
         check_drawable(sampling)
+    if beams is not None and num_best_of_echo >= 0:
+        raise UnsupportedParameter("echo with logprobs is not supported with use_beam_search", param="echo")
     options = _stream_options(request)
     samplers = check_samplers(request, sampling, rules.logits_processors, is_best_only=is_best_only)
+    if beams is not None and samplers is not None:
+        refuse_penalties(samplers.uses)
     return ValidRequest(
         model=model,
         n=n,

@@ -114,7 +114,7 @@ class _Running:
         self._live: set[str] = set()  # requests for steps
         self._first: SequenceDelta | None = None  # of the first step, which has had to wait like any request
         self._task: asyncio.Task[None] | None = None
-        self._is_billed = False
+        self._is_released = False
 
     def begin(self) -> None:
         """Ask for the first step; the others follow."""
@@ -151,14 +151,18 @@ class _Running:
             self._release()
 
     def _release(self) -> None:
-        """Stop what still runs, and tell what all steps have cost: as one sequence's bill."""
+        """Stop what still runs, and tell what all steps have cost once that is known."""
         for request_id in self._live:
             self._engine.abort(request_id)
         self._live.clear()
-        if not self._is_billed:
-            self._is_billed = True
-            for bill in (self._whole_bill(), *[None] * (self._request.n - 1)):
-                self._sink.bill.add(bill)
+        if not self._is_released:
+            self._is_released = True
+            self._bill.when_complete(self._tell_bill)
+
+    def _tell_bill(self) -> None:
+        """All steps' bills, as one sequence's."""
+        for bill in (self._whole_bill(), *[None] * (self._request.n - 1)):
+            self._sink.bill.add(bill)
 
     def _ask(self, beam: Beam) -> "asyncio.Future[SequenceDelta]":
         self._num_asked += 1
@@ -169,6 +173,7 @@ class _Running:
         request_id = f"{self._request.request_id}/{self._num_asked}"
         request = replace(self._request, request_id=request_id, sampling=params, n=1, progress=progress)
         self._engine.submit(request, step)
+        self._bill.expect(1)
         self._live.add(request_id)
         return step.done
 

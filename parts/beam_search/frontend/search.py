@@ -13,6 +13,7 @@ The rules are those of transformers' `generate(num_beams=...)`, for one prompt:
 Sums are rounded to fp32 as there, so that equally good sequences have the same order.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -120,7 +121,12 @@ class Search:
         return self._worth(score, length) <= self._finished[-1][0]
 
     def _worth(self, score: float, length: int) -> float:
-        return _fp32(score / _fp32(length**self._penalty))
+        """IEEE's division, in which a divisor that fp32 cannot hold is 0 or infinite."""
+        try:
+            divisor = _fp32(length**self._penalty)
+        except OverflowError:
+            divisor = math.inf
+        return _fp32(score / divisor) if divisor else -math.inf
 
 
 def _fp32(number: float) -> float:

@@ -24,6 +24,7 @@ class Dry(Sampler):
 
     name = "dry"
     others = ("d",)
+    penalizes = True
     parameters = (
         Parameter("dry_multiplier", 0.0, 0.0, 100.0, help="penalty of the shortest repetition that counts; 0: off"),
         Parameter("dry_base", 1.75, 1.0, 8.0, help="how fast the penalty grows with the length"),

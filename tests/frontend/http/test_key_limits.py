@@ -168,6 +168,8 @@ def test_requests_per_minute(live: LiveServer) -> None:
 def test_many_sequences_of_one_request(live: LiveServer) -> None:
     error = error_of(ask(live, "single", prompt=["a"] * 2), 400)
     assert "max_concurrent = 1, and the request has 2 sequences" in error["message"]
+    error = error_of(ask(live, "single", beam_width=2), 400)
+    assert "max_concurrent = 1, and the request has 2 sequences" in error["message"], "beams run at once"
     error = error_of(ask(live, "rare", n=3), 400)
     assert "requests_per_minute = 2, and the request has 3 sequences" in error["message"]
     error = error_of(ask(live, "free", prompt=["a"] * 64, n=60), 400)

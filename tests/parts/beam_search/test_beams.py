@@ -16,7 +16,7 @@ from penstock.frontend.errors import ApiError, EngineFailed, InvalidParameter, U
 from penstock.frontend.part import FrontendParts
 from penstock.frontend.validation.beams import Beams
 from penstock.ipc.faults import FAULTS, ONCE
-from penstock.ipc.messages import AddRequest, SequenceDelta
+from penstock.ipc.messages import AddRequest, SequenceBill, SequenceDelta
 from penstock.ipc.messages import SamplingParams as IpcSamplingParams
 from penstock.parts.beam_search.frontend.beams import Searches
 from tests.e2e.servers import serving
@@ -114,6 +114,8 @@ def test_as_vllm_spells_it(checkpoint: Checkpoint, llm: LLM) -> None:
         ({"stop": ["x"]}, UnsupportedParameter, "stop is not supported with use_beam_search"),
         ({"logit_bias": {5: 1.0}}, UnsupportedParameter, "logit_bias is not supported with use_beam_search"),
         ({"structured_outputs": {"regex": "a"}}, UnsupportedParameter, "structured_outputs is not supported with"),
+        ({"dry_multiplier": 1.0}, UnsupportedParameter, "dry_multiplier is not supported with use_beam_search"),
+        ({"prompt_logprobs": 0}, UnsupportedParameter, "prompt_logprobs is not supported with use_beam_search"),
     ],
 )
 def test_what_is_refused(llm: LLM, fields: dict[str, Any], kind: type[Exception], why: str) -> None:
@@ -152,6 +154,20 @@ async def test_on_the_routes(checkpoint: Checkpoint, tmp_path: Path) -> None:
         assert answer["status"] in ("completed", "incomplete")
         _, headers = await ask("completions", {"prompt": "x", "max_tokens": 2, "length_penalty": 2})
         assert headers["x-penstock-warning"] == "length_penalty: no effect without use_beam_search"
+        schema = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+        for path, fields, why in (
+            ("completions", {"echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
+            ("completions", {"best_of": 4, "beam_width": 3}, "beam_width (3) and best_of (4) exclude each other"),
+            ("responses", {"input": "Hello", "text": {"format": schema}}, "text is not supported"),
+        ):
+            asked = {**({} if "input" in fields else {"prompt": "x"}), "max_tokens": 4, "use_beam_search": True}
+            async with session.post(f"{server.url}/v1/{path}", json=asked | fields) as response:
+                assert response.status == 400
+                assert why in await response.text()
+        text = {"messages": chat["messages"], "max_tokens": 4, "beam_width": 2, "response_format": {"type": "text"}}
+        await ask("chat/completions", text)
+        far = {"prompt": "x", "max_tokens": 600, "beam_width": 2, "ignore_eos": True, "length_penalty": -100}
+        await ask("completions", far)
         long = [3 + i % 90 for i in range(160)]
         await ask("completions", body | {"prompt": long, "max_tokens": 24, "ignore_eos": True})
         await server.settled(session)
@@ -171,12 +187,17 @@ class FakeEngine:
     def __init__(self, delta: SequenceDelta | Exception) -> None:
         self._delta = delta
         self.aborted: list[str] = []
+        self.bills: list[Bill] = []  # of what is aborted, still to come
 
     def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
         if isinstance(self._delta, ApiError):
             sink.fail(self._delta)
+            sink.bill.add(None)
         elif isinstance(self._delta, SequenceDelta):
+            sink.bill.add(None)
             sink.push(first_index, msgspec.structs.replace(self._delta, request_id=request.request_id))
+        else:
+            self.bills.append(sink.bill)
 
     def abort(self, request_id: str, sequence_idx: int = -1) -> None:
         self.aborted.append(request_id)
@@ -228,7 +249,11 @@ async def test_a_client_that_leaves_ends_it() -> None:
     searches.abort("r")
     searches.abort("r")
     assert engine.aborted == ["r/1"]
+    assert not sink.bill.is_complete
+    [bill] = engine.bills
+    bill.add(SequenceBill(0, 3, 5e6))
     assert sink.bill.is_complete
+    assert (sink.bill.num_steps, sink.bill.device_seconds) == (3, 5.0)
     assert not sink.deltas
     assert not sink.errors
 

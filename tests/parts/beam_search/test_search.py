@@ -102,3 +102,12 @@ def test_it_ends_at_the_full_length_without_stop_tokens() -> None:
     assert [len(beam.tokens) for beam in search.found] == [5] * 3
     assert not any(beam.has_stopped for beam in search.found)
     assert theirs(model_of(1), 3, 5, [], 0)[0] == [list(beam.token_ids) for beam in search.found]
+
+
+def test_penalties_beyond_fp32() -> None:
+    """All is worth nothing, or infinitely little, and the search ends."""
+    for penalty in (-100.0, 100.0):
+        search = Search(2, 4000, length_penalty=penalty)
+        for _ in range(4000):
+            search.advance([[Scored(1, -0.1, 1), Scored(2, -0.2, 2)]] * len(search.beams))
+        assert [len(beam.tokens) for beam in search.found] == [4000] * 2
