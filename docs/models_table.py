@@ -83,6 +83,7 @@ _TITLES = {
     "nemotron": ("Nemotron-4, Minitron", ()),
     "nemotron_h": ("Nemotron-H", ("Nemotron",)),
     "olmo": ("OLMo 2 and 3", ("OLMo",)),
+    "olmo_hybrid": ("OLMo Hybrid", ()),
     "opt": ("OPT, Galactica", ()),
     "phi": ("Phi-3, Phi-3.5, Phi-4", ("Phi-4",)),
     "phi2": ("Phi-1, Phi-1.5, Phi-2", ()),

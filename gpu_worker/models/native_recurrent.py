@@ -89,6 +89,7 @@ class RecurrentWriter:
             *(self._gates, its.num_value_heads, 0, self.made),
             a=block.a,
             dt_bias=block.dt_bias,
+            max_beta=its.max_beta,
         )
         norm_gated(builder, block.norm, self.made, Part(projected, its.conv_channels), its.value_size)
 

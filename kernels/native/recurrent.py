@@ -113,13 +113,14 @@ def scan_gated_delta(
     *,
     a: Tensor,
     dt_bias: Tensor,
+    max_beta: float = 1.0,
 ) -> None:
     """to = gated_delta_scan(q, k, v, dt, b): the first three are in the slot `source`, the last two in `gates`.
 
     The other arguments are as in `gated_delta_scan`; `state` is the index of the rows' states.
     """
     a, bias = a.float().contiguous(), dt_bias.float().contiguous()
-    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape)
+    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape, max_beta)
     builder.append(structs.DeltaScanning(struct, source, q, k, v, gates, dt, b, to, state), 0, a, bias)
 
 

@@ -1,6 +1,7 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): the state learns a value for each key, and decays.
 
-With q and k of unit length, q times K^-1/2, g = a softplus(dt + dt_bias) and beta = sigmoid(b):
+With q and k of unit length, q times K^-1/2, g = a softplus(dt + dt_bias) and
+beta = max_beta sigmoid(b):
 
     S = exp(g) S;  S += k (beta (v - S^T k))^T;  y = S^T q
 """
@@ -26,6 +27,7 @@ def gated_delta_scan(
     dt_bias: Tensor,
     state: Tensor,
     rows: StateRows,
+    max_beta: float = 1.0,
 ) -> Tensor:
     """Scan each row's new tokens, beginning with its state. Computed in fp32.
 
@@ -39,6 +41,7 @@ def gated_delta_scan(
         dt_bias: [H].
         state: fp32[R, H, K, V], updated in place.
         rows: of the batch.
+        max_beta: the limit of beta.
 
     Returns:
         [T, H, V], in the dtype of `v`.
@@ -47,12 +50,12 @@ def gated_delta_scan(
     if v.is_cuda:
         from penstock.kernels.triton.scan.gated_delta import gated_delta_scan_triton
 
-        return gated_delta_scan_triton(q, k, v, dt, b, a, dt_bias, state, rows, _EPS)
+        return gated_delta_scan_triton(q, k, v, dt, b, a, dt_bias, state, rows, _EPS, max_beta)
     group = v.shape[1] // k.shape[1]
     q, k = (_unit(each.float()).repeat_interleave(group, 1) for each in (q, k))
     q = q * k.shape[2] ** -0.5
     g = a * functional.softplus(dt.float() + dt_bias.float())
-    beta = b.float().sigmoid()
+    beta = max_beta * b.float().sigmoid()
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     if (singles := rows.singles) is not None:
         at, tokens = singles
@@ -102,13 +105,14 @@ def gated_delta_scan_reference(
     dt_bias: Tensor,
     state: Tensor,
     rows: StateRows,
+    max_beta: float = 1.0,
 ) -> Tensor:
     """Token by token in float64, rounded once; `state` is updated, too."""
     group = v.shape[1] // k.shape[1]
     q, k = (_unit(each.double()).repeat_interleave(group, 1) for each in (q, k))
     q = q * k.shape[2] ** -0.5
     g = a.double() * functional.softplus(dt.double() + dt_bias.double())
-    beta = b.double().sigmoid()
+    beta = max_beta * b.double().sigmoid()
     out = torch.empty_like(v)
     for row, begin, end in rows.all_runs:
         s = state[row].double()

@@ -48,7 +48,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     index_weights: str = "self_attn.indexer.weights_proj"
     recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # this and the next ones: of mixers with a state
     recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a
-    recurrent_conv: str = "mamba.conv1d"
+    recurrent_conv: tuple[str, ...] = ("mamba.conv1d",)  # several: of q, k and v
     recurrent_norm: str = "mamba.norm"
     recurrent_out: str = "mamba.out_proj"
     a_log: str = "mamba.A_log"

@@ -76,7 +76,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
 class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Gated DeltaNet (Yang et al., 2024). q, k and v go through a short convolution; q and k get unit length.
 
-    With g = exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b), for each value head:
+    With g = exp(-exp(A_log) * softplus(a + dt_bias)) and beta = max_beta * sigmoid(b), for each value head:
     state = g * state; state += k (beta * (v - state^T k))^T, and y = state^T q / sqrt(key_dim). The output is
     out(norm(y) * silu(z)), normed by head.
     """
@@ -87,6 +87,7 @@ class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int
     conv_width: int
     norm_eps: float
+    max_beta: float = 1.0  # above 1, what a key held before may change its sign
     is_grouped: bool = False  # each key head's q, k, v and z are stored next to each other; so are b and a
 
     @property

@@ -38,6 +38,7 @@ from penstock.models.families.nemotron import NEMOTRON
 from penstock.models.families.nemotron_h import NEMOTRON_H
 from penstock.models.families.nomic_bert import NOMIC_BERT
 from penstock.models.families.olmo import OLMO
+from penstock.models.families.olmo_hybrid import OLMO_HYBRID
 from penstock.models.families.opt import OPT
 from penstock.models.families.phi import PHI3
 from penstock.models.families.phi2 import PHI
@@ -96,6 +97,7 @@ for _family in (
     NEMOTRON,
     NEMOTRON_H,
     OLMO,
+    OLMO_HYBRID,
     OPT,
     PHI,
     PHI3,

@@ -25,7 +25,7 @@ class RecurrentSources(NamedTuple):
 
 def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) -> RecurrentSources:
     """Return where each weight is."""
-    conv_name, out = f"{prefix}{names.recurrent_conv}", (prefix + names.recurrent_out,)
+    conv_names, out = prefixed(prefix, names.recurrent_conv), (prefix + names.recurrent_out,)
     of_token, of_gates = prefixed(prefix, names.recurrent_in), prefixed(prefix, names.recurrent_gates)
     sizes: tuple[int, ...]
     if isinstance(mixer, ShortConv):
@@ -38,9 +38,12 @@ def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) 
         conv_bias, num_heads, order = mixer.conv_bias, mixer.num_heads, None
     else:
         has_bias, channels, inner = False, mixer.conv_channels, mixer.value_size
-        sizes = (channels, inner)
+        of_parts = (mixer.key_size, mixer.key_size, inner)
+        sizes = (channels, inner) if len(of_token) < 4 else (*of_parts, inner)
         norm = norm_of(Norm(eps=mixer.norm_eps), prefix + names.recurrent_norm, mixer.value_dim)
         conv_bias, num_heads, order = False, mixer.num_value_heads, _projection_order(mixer)
+
+    of_convs = (channels,) if len(conv_names) == 1 else sizes[: len(conv_names)]
 
     def of_heads(name: str) -> Source | None:
         return Source((prefix + name,), ((num_heads,),)) if num_heads else None
@@ -51,8 +54,10 @@ def recurrent_sources(mixer: Recurrent, hidden: int, names: Names, prefix: str) 
     return RecurrentSources(
         projection=linear(of_token, sizes, hidden, has_bias, order=order),
         gates=gates,
-        conv=Source((f"{conv_name}.weight",), ((channels, 1, mixer.conv_width),)),
-        conv_bias=Source((f"{conv_name}.bias",), ((channels,),)) if conv_bias else None,
+        conv=Source(
+            tuple(f"{name}.weight" for name in conv_names), tuple((size, 1, mixer.conv_width) for size in of_convs)
+        ),
+        conv_bias=Source((f"{conv_names[0]}.bias",), ((channels,),)) if conv_bias else None,
         a_log=of_heads(names.a_log),
         dt_bias=of_heads(names.dt_bias),
         skip=of_heads(names.skip) if isinstance(mixer, Mamba2) else None,

@@ -26,7 +26,7 @@ class ScanCase(NamedTuple):
     groups: int = 2  # or key heads
     value_dim: int = 16
     key_dim: int = 16  # or the state's size
-    bare: bool = False  # no d, no bias of dt; a bound for dt'
+    bare: bool = False  # no d, no bias of dt; a bound for dt'; or a greater limit of beta
 
 
 SCAN_CASES = (
@@ -69,6 +69,7 @@ def gated_delta_inputs(case: ScanCase, num_tokens: int, dtype: torch.dtype, devi
         "b": torch.randn(num_tokens, heads, device=device).to(dtype),
         "a": -torch.rand(heads, device=device) * 2 - 0.01,
         "dt_bias": torch.randn(heads, device=device).to(dtype),
+        "max_beta": 2.0 if case.bare else 1.0,
     }
 
 

@@ -95,7 +95,7 @@ def test_states_go_on(scan: str) -> None:
                 outs.append(causal_conv1d(x[now], weights, state, state_rows((count,))))
                 continue
             scanned: Callable[..., Tensor] = mamba2_scan if scan == "mamba2" else gated_delta_scan
-            whole = ("a", "d", "dt_bias", "dt_limit")
+            whole = ("a", "d", "dt_bias", "dt_limit", "max_beta")
             some = {name: each if name in whole else each[now] for name, each in inputs.items()}
             outs.append(scanned(**some, state=state, rows=state_rows((count,))))
         return torch.cat(outs), state

@@ -513,6 +513,11 @@ PUBLISHED = (
         ),
         "17B",
     ),
+    # OLMo Hybrid
+    Published(
+        "allenai/Olmo-Hybrid-7B", "OlmoHybridForCausalLM", "7B", 122880,
+        _sizes(3840, 11008, 32, 30, 30, 100352, rope_theta=None),
+    ),
     # Mamba 2, Falcon-H1, Nemotron-H
     Published(
         "mistralai/Mamba-Codestral-7B-v0.1", "Mamba2ForCausalLM", "7,285,403,648", 0,

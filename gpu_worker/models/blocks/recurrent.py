@@ -84,6 +84,7 @@ class GatedDeltaBlock(NamedTuple):
             self.dt_bias,
             delta_state,
             step.state_rows,
+            its.max_beta,
         )
         return self.out(gated_norm(y.flatten(1), z, self.norm), step.inputs)
 

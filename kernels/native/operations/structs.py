@@ -143,7 +143,11 @@ class Mamba2Scanning(ctypes.Structure):
 
 
 class GatedDeltaStruct(ctypes.Structure):
-    _fields_ = (*pointers("a", "dt_bias"), *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"))
+    _fields_ = (
+        *pointers("a", "dt_bias"),
+        *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"),
+        ("max_beta", c_float),
+    )
 
 
 class DeltaScanning(ctypes.Structure):

@@ -9,6 +9,7 @@ namespace penstock {
 struct GatedDelta {  // as GatedDeltaStruct in structs.py
   const float *a, *dt_bias;  // [num_heads]
   int32_t num_heads, num_key_heads, key_dim, value_dim;
+  float max_beta;
 };
 
 // Tokens of a row, for one of its value heads: all arrays are this head's.
@@ -93,7 +94,7 @@ inline void scan(const GatedDelta& op, const GatedDeltaRow& row, int head, float
     for (int t = 0; t < count; t++) {
       const size_t at = size_t(begin + t) * row.stride, gate_at = size_t(begin + t) * row.gate_stride;
       decays[t] = op.a[head] * softplus(row.dt[gate_at] + op.dt_bias[head]);
-      betas[t] = 1.0f / (1.0f + std::exp(-row.b[gate_at]));
+      betas[t] = op.max_beta / (1.0f + std::exp(-row.b[gate_at]));
       to_unit(row.q + at, key_dim, 1.0f / std::sqrt(float(key_dim)), q + t * key_dim);
       to_unit(row.k + at, key_dim, 1.0f, k + t * key_dim);
     }

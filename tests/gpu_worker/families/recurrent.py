@@ -32,6 +32,13 @@ DELTA = {
     "linear_value_head_dim": 20,
     "head_dim": 16,
 }
+OLMO = {
+    **DELTA,
+    # As large as each other: transformers saves three convolutions of equal sizes, whatever their sizes are.
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 12,
+}
 _BIASED = {"attention_bias": True}
 SECTIONS = rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)
 _ALONE = {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}
@@ -98,6 +105,12 @@ CASES = {
     ),
     "qwen3_5_text": Case("qwen3_5_text", {**DELTA, **SECTIONS}, by_transformers=False),
     "qwen3_5_moe_text": Case("qwen3_5_moe_text", {**DELTA, **SECTIONS, "num_experts": 8}, by_transformers=False),
+    "olmo_hybrid": Case("olmo_hybrid", {**OLMO, "rope_parameters": {"rope_theta": None}}, by_transformers=False),
+    "olmo_hybrid-rotary": Case(
+        "olmo_hybrid",
+        {**OLMO, **_BIASED, "linear_allow_neg_eigval": False, "linear_num_key_heads": 4, "linear_key_head_dim": 12},
+        by_transformers=False,
+    ),
     "mamba2": Case("mamba2", _ALONE, by_transformers=False),
     "mamba2-bounded": Case(
         "mamba2",

@@ -43,7 +43,7 @@ from tests.kernels.scan_cases import (
 from tests.kernels.test_scan import NORMS, near
 
 _OUT = ProgramBuilder.OUT
-_WHOLE = ("a", "d", "dt_bias", "dt_limit")  # not of each token
+_WHOLE = ("a", "d", "dt_bias", "dt_limit", "max_beta")  # not of each token
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -83,7 +83,7 @@ class Operation:
 def mamba2_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
     x, b, c, dt = (inputs[name].flatten(1).shape[1] for name in ("x", "b", "c", "dt"))
     shape = Mamba2Shape(case.heads, case.groups, case.value_dim, case.key_dim)
-    whole = {name: inputs[name] for name in _WHOLE}
+    whole = {name: inputs[name] for name in ("a", "d", "dt_bias", "dt_limit")}
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         scan_mamba2(builder, shape, 0, given, 0, x, x + b, x + b + c, to, **whole)
@@ -106,6 +106,7 @@ def delta_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) ->
             *(builder, shape, 0, given, 0, q, 2 * q, given, end, end + dt, to),
             a=inputs["a"],
             dt_bias=inputs["dt_bias"],
+            max_beta=inputs["max_beta"],
         )
 
     operation = Operation(library, end + 2 * dt, add)
