@@ -16,6 +16,7 @@ from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, Laye
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.recurrent import (
     GatedDeltaBlock,
+    Mamba1Block,
     Mamba2Block,
     RecurrentBlock,
     ShortConvBlock,
@@ -148,7 +149,7 @@ class ProgramWriter:
         mixer = weights.mixer
         if isinstance(mixer, SideBySideBlock):
             self._side_by_side(number, mixer, x, scale)
-        elif isinstance(mixer, Mamba2Block | GatedDeltaBlock | ShortConvBlock):
+        elif isinstance(mixer, Mamba1Block | Mamba2Block | GatedDeltaBlock | ShortConvBlock):
             self._add_recurrent(number, mixer, x, scale, weights.post_mixer_norm)
         elif mixer is not None:
             if isinstance(mixer, AttentionBlock):

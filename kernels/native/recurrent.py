@@ -72,6 +72,30 @@ def convolve(
     builder.append(structs.Convolving(struct, *source, *gates, *to, state), 0, weight, bias)
 
 
+def scan_mamba1(
+    builder: ProgramBuilder,
+    state: int,
+    source: Part,
+    dts: int,
+    gates: int,
+    b: int,
+    c: int,
+    to: int,
+    *,
+    a: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+) -> None:
+    """to = mamba1_scan(source, dts, b, c): `dts` is a slot, and the last two begin where they say in the slot `gates`.
+
+    The other arguments are as in `mamba1_scan`; `state` is the index of the rows' states.
+    """
+    a, bias, skip = (each.float().contiguous() for each in (a, dt_bias, d))
+    state_size, channels = a.shape
+    struct = structs.Mamba1Struct(a.data_ptr(), bias.data_ptr(), skip.data_ptr(), channels, state_size)
+    builder.append(structs.Mamba1Scanning(struct, *source, dts, gates, b, c, to, state), 0, a, bias, skip)
+
+
 def scan_mamba2(
     builder: ProgramBuilder,
     shape: Mamba2Shape,

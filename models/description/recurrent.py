@@ -23,6 +23,41 @@ class StateTensor(NamedTuple):
 StateShape = tuple[StateTensor, ...]
 
 
+class Mamba1(msgspec.Struct, frozen=True, kw_only=True):
+    """Mamba (Gu and Dao, 2023). A token gives x and z; x goes through a short convolution, then gives r, B and C.
+
+    With dt = softplus(steps(r) + dt_bias) and a = exp(-exp(A_log) * dt), for each channel:
+    state = a * state + B (dt * x), and y = state . C + D x. The output is out(y * silu(z)).
+    """
+
+    inner: int  # channels of x
+    state_size: int  # of a channel
+    dt_rank: int  # size of r
+    conv_width: int
+    conv_bias: bool = True
+    has_bias: bool = False  # of the projections from and to hidden states
+    norm_eps: float | None = None  # None: r, B and C are not normed
+    norms_have_weights: bool = True
+
+    @property
+    def num_gates(self) -> int:
+        """Size of r, B and C."""
+        return self.dt_rank + 2 * self.state_size
+
+    @property
+    def state(self) -> StateShape:
+        """What it keeps of a row."""
+        return (
+            StateTensor("conv", (self.conv_width - 1, self.inner)),
+            StateTensor("scan", (self.state_size, self.inner)),
+        )
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        return 4 * self.inner + self.num_gates
+
+
 class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     """Mamba 2 (Dao and Gu, 2024). A token gives z, x, B, C and dt; x, B and C go through a short convolution.
 
@@ -137,4 +172,4 @@ class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
         return 4 * self.size
 
 
-Recurrent = Mamba2 | GatedDelta | ShortConv
+Recurrent = Mamba1 | Mamba2 | GatedDelta | ShortConv

@@ -26,9 +26,11 @@ from penstock.models.families.gpt_neox import GPT_NEOX
 from penstock.models.families.gpt_oss import GPT_OSS
 from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
+from penstock.models.families.jamba import JAMBA
 from penstock.models.families.jina import JINA_V3
 from penstock.models.families.lfm2 import LFM2
 from penstock.models.families.llama4 import LLAMA4
+from penstock.models.families.mamba import MAMBA
 from penstock.models.families.mamba2 import MAMBA2
 from penstock.models.families.minimax import MINIMAX
 from penstock.models.families.ministral import MINISTRAL
@@ -88,8 +90,10 @@ for _family in (
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    JAMBA,
     LFM2,
     LLAMA4,
+    MAMBA,
     MAMBA2,
     MINIMAX,
     MINISTRAL,

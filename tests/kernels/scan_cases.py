@@ -52,6 +52,33 @@ def mamba2_inputs(case: ScanCase, num_tokens: int, dtype: torch.dtype, device: s
     }
 
 
+class ChannelsCase(NamedTuple):
+    channels: int = 48
+    state_size: int = 16
+
+
+CHANNELS_CASES = (ChannelsCase(), ChannelsCase(200, 8), ChannelsCase(37, 5), ChannelsCase(128, 33))
+
+
+def mamba1_inputs(case: ChannelsCase, num_tokens: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
+    """Arguments of `mamba1_scan` but the state and the rows; x, b and c are parts of larger tensors, as in a model."""
+    channels, size = case
+    b, c = torch.randn(num_tokens, 2 * size, device=device).to(dtype).chunk(2, 1)
+    return {
+        "x": torch.randn(num_tokens, 2 * channels, device=device).to(dtype)[:, :channels],
+        "dt": torch.randn(num_tokens, channels, device=device).to(dtype),
+        "b": b,
+        "c": c,
+        "a": -torch.rand(size, channels, device=device) * 2 - 0.01,
+        "d": torch.randn(channels, device=device),
+        "dt_bias": torch.randn(channels, device=device),
+    }
+
+
+def mamba1_state(case: ChannelsCase, device: str = "cpu") -> Tensor:
+    return torch.randn(NUM_ROWS, case.state_size, case.channels, device=device)
+
+
 def mamba2_state(case: ScanCase, device: str = "cpu") -> Tensor:
     return torch.randn(NUM_ROWS, case.heads, case.key_dim, case.value_dim, device=device)
 

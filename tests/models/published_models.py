@@ -518,6 +518,18 @@ PUBLISHED = (
         "allenai/Olmo-Hybrid-7B", "OlmoHybridForCausalLM", "7B", 122880,
         _sizes(3840, 11008, 32, 30, 30, 100352, rope_theta=None),
     ),
+    # Mamba 1: alone, and in Jamba
+    Published(
+        "state-spaces/mamba-2.8b-hf", "MambaForCausalLM", "2.77B", 0,
+        {"hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280},
+    ),
+    Published(
+        "tiiuae/falcon-mamba-7b", "FalconMambaForCausalLM", "7.27B", 0,
+        {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024, **_UNTIED},
+    ),
+    Published(
+        "ai21labs/Jamba-v0.1", "JambaForCausalLM", "51.6B", 16384, _sizes(4096, 14336, 32, 32, 8, 65536), "12B"
+    ),
     # Mamba 2, Falcon-H1, Nemotron-H
     Published(
         "mistralai/Mamba-Codestral-7B-v0.1", "Mamba2ForCausalLM", "7,285,403,648", 0,

@@ -3,11 +3,18 @@
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
+from penstock.gpu_worker.models.blocks.recurrent import (
+    GatedDeltaBlock,
+    Mamba1Block,
+    Mamba2Block,
+    RecurrentBlock,
+    ShortConvBlock,
+)
+from penstock.gpu_worker.models.loading.norms import read_norm
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
-from penstock.models.description.recurrent import Mamba2, Recurrent, ShortConv
+from penstock.models.description.recurrent import Mamba1, Mamba2, Recurrent, ShortConv
 from penstock.models.weights.recurrent import RecurrentSources
 from penstock.models.weights.sources import Source
 
@@ -21,6 +28,12 @@ def recurrent(mixer: Recurrent, sources: RecurrentSources, reader: WeightReader)
         return ShortConvBlock(mixer, projection, conv, out)
     a, dt_bias = -_floats(sources.a_log, reader).exp(), _floats(sources.dt_bias, reader)
     weight = None if sources.norm is None or sources.norm.weight is None else reader.tensor(sources.norm.weight)
+    if isinstance(mixer, Mamba1):
+        assert sources.gates is not None
+        assert sources.steps is not None
+        norms = tuple(each for source in sources.gate_norms if (each := read_norm(source, reader)) is not None)
+        gates, steps, skip = reader.linear(sources.gates), reader.linear(sources.steps), _floats(sources.skip, reader)
+        return Mamba1Block(mixer, projection, conv, gates, norms, steps, a.T.contiguous(), dt_bias, skip, out)
     if isinstance(mixer, Mamba2):
         norm = GatedNorm(
             weight, mixer.norm_eps or 0.0, mixer.inner // mixer.norm_groups, norms_first=mixer.norm_precedes_gate

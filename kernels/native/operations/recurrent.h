@@ -4,6 +4,7 @@
 #include "../pass.h"
 #include "../scan/convolution.h"
 #include "../scan/gated_delta.h"
+#include "../scan/mamba1.h"
 #include "../scan/mamba2.h"
 #include "norms.h"
 
@@ -71,6 +72,31 @@ inline void run(const Pass& pass, const Mamba2Scanning& op) {
 inline double num_multiplications(const Mamba2Scanning& op, const Pass& pass) {
   const Mamba2& its = op.scan;
   return double(its.num_heads) * its.head_dim * its.state_size * (3 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
+}
+
+struct Mamba1Scanning {  // as Mamba1Scanning in structs.py
+  Mamba1 scan;
+  int32_t from, x, dts;      // slots, and where in the first one x begins
+  int32_t gates, b, c;  // another slot, and where in it they begin
+  int32_t to, state;
+};
+
+inline void run(const Pass& pass, const Mamba1Scanning& op) {
+  constexpr int kChannels = 4 * kLanes;
+  const int channels = op.scan.channels, num_parts = (channels + kChannels - 1) / kChannels;
+  each_part_of_rows(pass, num_parts, 1, [&](int row, int first, int count, int part) {
+    const float* const gates = pass.at(op.gates, first);
+    const Mamba1Row its{pass.at(op.from, first) + op.x, pass.at(op.dts, first), gates + op.b, gates + op.c,
+                        pass.at(op.to, first), state_of(pass, op.state, row), pass.slots[op.from].stride,
+                        pass.slots[op.dts].stride, pass.slots[op.gates].stride, pass.slots[op.to].stride, count};
+    scan(op.scan, its, part * kChannels, std::min(channels, (part + 1) * kChannels));
+  });
+}
+
+// An exponential is about as much work as ten multiplications.
+inline double num_multiplications(const Mamba1Scanning& op, const Pass& pass) {
+  const double size = double(op.scan.channels) * op.scan.state_size;
+  return size * (13 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
 }
 
 struct DeltaScanning {  // as DeltaScanning in structs.py

@@ -40,7 +40,7 @@ class Positions(ctypes.Structure):
 class Norm(ctypes.Structure):
     _fields_ = (
         ("norm", NormWeightsStruct),
-        *numbers("size", "count", "from_", "to", "first", "is_added"),
+        *numbers("size", "count", "from_", "begin", "to", "first", "is_added"),
         ("scale", c_float),
     )
 
@@ -130,6 +130,14 @@ class Convolving(ctypes.Structure):
     )
 
 
+class Mamba1Struct(ctypes.Structure):
+    _fields_ = (*pointers("a", "dt_bias", "skip"), *numbers("channels", "state_size"))
+
+
+class Mamba1Scanning(ctypes.Structure):
+    _fields_ = (("scan", Mamba1Struct), *numbers("from_", "x", "dts", "gates", "b", "c", "to", "state"))
+
+
 class Mamba2Struct(ctypes.Structure):
     _fields_ = (
         *pointers("a", "dt_bias", "skip"),
@@ -166,5 +174,5 @@ OPERATIONS = (
     *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, Adding, KeepingLatents, GatedNorm),
     KeepingIndexKeys,
     *(Product, Attending, Mixing, AttendingLatents, Reducing),
-    *(Convolving, Mamba2Scanning, DeltaScanning, Choosing),
+    *(Convolving, Mamba1Scanning, Mamba2Scanning, DeltaScanning, Choosing),
 )

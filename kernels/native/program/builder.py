@@ -116,13 +116,18 @@ class ProgramBuilder:
         *,
         added: float | None = None,
         count: int = 1,
+        begin: int = 0,
         first: int = 0,
     ) -> None:
-        """to = norm(source), for each of `count` adjacent vectors of `size` floats; written from `first` on in `to`.
+        """to = norm(source), for each of `count` adjacent vectors of `size` floats.
+
+        They are read from `begin` on in `source`, and written from `first` on in `to`.
 
         Or, with `added`, to += added * norm(source), which overwrites `source`.
         """
-        operation = structs.Norm(self._norm(norm), size, count, source, to, first, added is not None, added or 0.0)
+        operation = structs.Norm(
+            self._norm(norm), size, count, source, begin, to, first, added is not None, added or 0.0
+        )
         self.append(operation, size * count)
 
     def scale(

@@ -117,6 +117,27 @@ CASES = {
         {**_ALONE, "use_bias": True, "use_conv_bias": False, "n_groups": 1, "time_step_limit": (0.4, 1.5)},
         by_transformers=False,
     ),
+    "mamba": Case("mamba", by_transformers=False),
+    "mamba-biases": Case(
+        "mamba",
+        {"state_size": 11, "time_step_rank": 7, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False},
+        by_transformers=False,
+    ),
+    "falcon_mamba": Case("falcon_mamba", {"state_size": 12, "time_step_rank": 5}, by_transformers=False),
+    "jamba": Case("jamba", {"attn_layer_period": 3, "attn_layer_offset": 1}, by_transformers=False),
+    "jamba-dense": Case(
+        "jamba",
+        {
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": 9,
+        },
+        by_transformers=False,
+    ),
     "falcon_h1": Case("falcon_h1", {**_FALCON, "mamba_rms_norm": True}, by_transformers=False),
     "falcon_h1-after-gate": Case(
         "falcon_h1", {**_FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False}, by_transformers=False

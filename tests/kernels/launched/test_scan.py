@@ -7,20 +7,26 @@ from torch import Tensor
 from penstock.kernels.scan.causal_conv1d import causal_conv1d_reference
 from penstock.kernels.scan.gated_delta import gated_delta_scan_reference
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm_reference
+from penstock.kernels.scan.mamba1 import mamba1_scan_reference
 from penstock.kernels.scan.mamba2 import mamba2_scan_reference
 from penstock.kernels.triton.scan.causal_conv1d import causal_conv1d_triton
 from penstock.kernels.triton.scan.gated_delta import gated_delta_scan_triton
 from penstock.kernels.triton.scan.gated_norm import gated_norm_triton
+from penstock.kernels.triton.scan.mamba1 import mamba1_scan_triton
 from penstock.kernels.triton.scan.mamba2 import mamba2_scan_triton
 from tests.kernels.pairs import pairwise
 from tests.kernels.scan_cases import (
+    CHANNELS_CASES,
     CONV_CASES,
     NUM_ROWS,
     SCAN_CASES,
+    ChannelsCase,
     ConvCase,
     ScanCase,
     conv_inputs,
     gated_delta_inputs,
+    mamba1_inputs,
+    mamba1_state,
     mamba2_inputs,
     mamba2_state,
     state_rows,
@@ -44,6 +50,15 @@ def test_causal_conv1d(device: str, dtype: torch.dtype, counts: tuple[int, ...],
     expected = causal_conv1d_reference(x, weights, states[0], rows, before, after)
     near(causal_conv1d_triton(x, weights, states[1], rows, before, after), expected)
     assert_near(states[1], states[0])
+
+
+@pytest.mark.parametrize(("counts", "case"), pairwise(_COUNTS, CHANNELS_CASES))
+def test_mamba1_scan(device: str, dtype: torch.dtype, counts: tuple[int, ...], case: ChannelsCase) -> None:
+    inputs, rows = mamba1_inputs(case, sum(counts), dtype, device), state_rows(counts, device)
+    states = mamba1_state(case, device).repeat(2, 1, 1, 1)
+    expected = mamba1_scan_reference(**inputs, state=states[0], rows=rows)
+    near(mamba1_scan_triton(**inputs, state=states[1], rows=rows), expected)
+    near(states[1], states[0])
 
 
 @pytest.mark.parametrize(("counts", "case"), _PAIRS)

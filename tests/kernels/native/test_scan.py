@@ -18,24 +18,30 @@ from penstock.kernels.native.recurrent import (
     convolve,
     norm_gated,
     scan_gated_delta,
+    scan_mamba1,
     scan_mamba2,
 )
 from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d_reference
 from penstock.kernels.scan.gated_delta import gated_delta_scan_reference
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm_reference
+from penstock.kernels.scan.mamba1 import mamba1_scan_reference
 from penstock.kernels.scan.mamba2 import mamba2_scan_reference
 from penstock.kernels.scan.rows import StateRows
 from tests.kernels.native.native_library import load_library
 from tests.kernels.pairs import every
 from tests.kernels.scan_cases import (
+    CHANNELS_CASES,
     CONV_CASES,
     NUM_ROWS,
     RAGGED,
     SCAN_CASES,
+    ChannelsCase,
     ConvCase,
     ScanCase,
     conv_inputs,
     gated_delta_inputs,
+    mamba1_inputs,
+    mamba1_state,
     mamba2_inputs,
     mamba2_state,
     state_rows,
@@ -78,6 +84,23 @@ class Operation:
         pool = NativePool([], (), states)
         out = self._program.forward(ids, ids.long(), rows.query_start_loc, lens, [], [], pool, given, rows=rows.rows)
         return out[:, :size]
+
+
+def mamba1_operation(library: Library, case: ChannelsCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
+    channels, size = case
+    whole = {name: inputs[name] for name in ("a", "d", "dt_bias")}
+
+    def add(builder: ProgramBuilder, given: int, to: int) -> None:
+        dts = builder.slot(channels)
+        builder.norm(None, given, dts, channels)
+        scan_mamba1(builder, 0, Part(given, channels), dts, given, 2 * channels, 2 * channels + size, to, **whole)
+
+    operation = Operation(library, 2 * channels + 2 * size, add)
+
+    def run(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, rows: StateRows, **_: Any) -> Tensor:
+        return operation([dt, x, b, c], rows, [state], channels)
+
+    return run
 
 
 def mamba2_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
@@ -137,6 +160,17 @@ def test_scans(library: Library, scan: str, counts: tuple[int, ...], case: ScanC
     assert torch.equal(states[1][unused], state[unused])
 
 
+@pytest.mark.parametrize(("counts", "case"), every(RAGGED, CHANNELS_CASES))
+def test_scans_of_channels(library: Library, counts: tuple[int, ...], case: ChannelsCase) -> None:
+    inputs, state = mamba1_inputs(case, sum(counts), torch.float32), mamba1_state(case)
+    states, rows = state.repeat(2, 1, 1, 1), state_rows(counts)
+    expected = mamba1_scan_reference(**inputs, state=states[0], rows=rows)
+    near(mamba1_operation(library, case, inputs)(**inputs, state=states[1], rows=rows), expected, 4)
+    near(states[1], states[0], 4)
+    unused = [1, 4, 5]
+    assert torch.equal(states[1][unused], state[unused])
+
+
 def cut(inputs: dict[str, Any], now: slice) -> dict[str, Any]:
     return {name: each if name in _WHOLE else each[now] for name, each in inputs.items()}
 
@@ -146,8 +180,18 @@ def cut(inputs: dict[str, Any], now: slice) -> dict[str, Any]:
 def test_bits_do_not_depend_on_the_batch(library: Library, scan: str, case: ScanCase) -> None:
     """A row alone and in pieces has the bits that it has in one piece beside others."""
     make, operation, _ = SCANS[scan]
-    inputs, state = make(case, 150 + 33, torch.float32), mamba2_state(case)
-    run = operation(library, case, inputs)
+    inputs = make(case, 150 + 33, torch.float32)
+    check_bits(operation(library, case, inputs), inputs, mamba2_state(case))
+
+
+@pytest.mark.parametrize("case", CHANNELS_CASES)
+def test_bits_of_channels_do_not_depend_on_the_batch(library: Library, case: ChannelsCase) -> None:
+    inputs = mamba1_inputs(case, 150 + 33, torch.float32)
+    check_bits(mamba1_operation(library, case, inputs), inputs, mamba1_state(case))
+
+
+def check_bits(run: Callable[..., Tensor], inputs: dict[str, Any], state: Tensor) -> None:
+    """For rows of 150 and of 33 tokens."""
     together = state.clone()
     expected = run(**inputs, state=together, rows=state_rows((150, 33)))
     for pieces in ((150,), (1, 149), (64, 64, 22), (100, 1, 1, 48)):
