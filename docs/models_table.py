@@ -28,7 +28,7 @@ from penstock.models.description.decoder import (
     Router,
     SideBySide,
 )
-from penstock.models.description.recurrent import GatedDelta, Mamba1, Mamba2, ShortConv
+from penstock.models.description.recurrent import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
 from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES
 from penstock.models.parsing.by_transformers import architectures as types_of_architectures
 from penstock.models.parsing.family import Family
@@ -74,6 +74,7 @@ _TITLES = {
     "gpt_oss": ("gpt-oss", ("gpt-oss",)),
     "granite": ("Granite 3 and 4", ("Granite 3", "Granite 4")),
     "hunyuan": ("Hunyuan", ("Hunyuan",)),
+    "kimi_linear": ("Kimi Linear", ()),
     "lfm2": ("LFM 2", ("LFM2",)),
     "jamba": ("Jamba", ("Jamba",)),
     "llama4": ("Llama 4", ("Llama 4",)),
@@ -119,7 +120,13 @@ _ACTIVATIONS: dict[Activation, str] = {
 }
 
 
-_RECURRENT = {Mamba1: "Mamba 1", Mamba2: "Mamba 2", GatedDelta: "gated delta rule", ShortConv: "short convolution"}
+_RECURRENT = {
+    Mamba1: "Mamba 1",
+    Mamba2: "Mamba 2",
+    GatedDelta: "gated delta rule",
+    KimiDelta: "gated delta rule with a decay for each number of a key",
+    ShortConv: "short convolution",
+}
 
 
 def family_files() -> dict[str, tuple[str, ...]]:

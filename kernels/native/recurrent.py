@@ -130,22 +130,21 @@ def scan_gated_delta(
     q: int,
     k: int,
     v: int,
-    gates: int,
-    dt: int,
-    b: int,
+    dt: Part,
+    b: Part,
     to: int,
     *,
     a: Tensor,
     dt_bias: Tensor,
     max_beta: float = 1.0,
 ) -> None:
-    """to = gated_delta_scan(q, k, v, dt, b): the first three are in the slot `source`, the last two in `gates`.
+    """to = gated_delta_scan(q, k, v, dt, b): the first three are in the slot `source`.
 
     The other arguments are as in `gated_delta_scan`; `state` is the index of the rows' states.
     """
     a, bias = a.float().contiguous(), dt_bias.float().contiguous()
-    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape, max_beta)
-    builder.append(structs.DeltaScanning(struct, source, q, k, v, gates, dt, b, to, state), 0, a, bias)
+    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape, max_beta, dt_bias.ndim == 2)
+    builder.append(structs.DeltaScanning(struct, source, q, k, v, *dt, *b, to, state), 0, a, bias)
 
 
 def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, size: int) -> None:
@@ -154,7 +153,8 @@ def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, 
     is_shared = weights.weight is not None and len(weights.weight) == group_size
     norm = None if weights.weight is None else NormWeights(weights.weight.float(), weights.eps)
     operation = structs.GatedNorm(
-        norm_struct(norm, kept), x, *gate, size, group_size, 0 if is_shared else group_size, weights.norms_first
+        *(norm_struct(norm, kept), x, *gate, size, group_size, 0 if is_shared else group_size),
+        *(weights.norms_first, weights.is_sigmoid),
     )
     builder.append(operation, size, *kept)
 

@@ -154,6 +154,42 @@ class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
         return self.conv_channels + 2 * self.value_size + 2 * self.num_value_heads
 
 
+class KimiDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Kimi Delta Attention (Moonshot AI, 2025): as `GatedDelta`, but each number of a key decays by itself.
+
+    A token also gives small vectors f and z: g = exp(-exp(A_log) * softplus(steps(f) + dt_bias)), and the output is
+    out(norm(y) * sigmoid(opening(z))).
+    """
+
+    num_heads: int
+    head_dim: int  # of q, k and v; and the size of f and z
+    conv_width: int
+    norm_eps: float
+
+    @property
+    def inner(self) -> int:
+        """Size of each of q, k and v, over all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_gates(self) -> int:
+        """Size of f, z and b."""
+        return 2 * self.head_dim + self.num_heads
+
+    @property
+    def state(self) -> StateShape:
+        """What it keeps of a row."""
+        return (
+            StateTensor("conv", (self.conv_width - 1, 3 * self.inner)),
+            StateTensor("delta", (self.num_heads, self.head_dim, self.head_dim)),
+        )
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        return 6 * self.inner + self.num_gates
+
+
 class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
     """A gated convolution over the last positions (LFM 2, 2025): a token gives B, C and x; out(C * conv(B * x))."""
 
@@ -172,4 +208,4 @@ class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
         return 4 * self.size
 
 
-Recurrent = Mamba1 | Mamba2 | GatedDelta | ShortConv
+Recurrent = Mamba1 | Mamba2 | GatedDelta | KimiDelta | ShortConv

@@ -28,6 +28,7 @@ from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
 from penstock.models.families.jamba import JAMBA
 from penstock.models.families.jina import JINA_V3
+from penstock.models.families.kimi_linear import KIMI_LINEAR
 from penstock.models.families.lfm2 import LFM2
 from penstock.models.families.llama4 import LLAMA4
 from penstock.models.families.mamba import MAMBA
@@ -91,6 +92,7 @@ for _family in (
     GRANITE,
     HUNYUAN,
     JAMBA,
+    KIMI_LINEAR,
     LFM2,
     LLAMA4,
     MAMBA,

@@ -17,7 +17,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def launch_scans() -> None:
-    """As Jamba, Granite 4, Falcon-H1 (states of 256), Qwen3-Next and LFM 2 launch them."""
+    """As Jamba, Granite 4, Falcon-H1 (states of 256), Qwen3-Next, Kimi Linear and LFM 2 launch them."""
     for num_rows, length in ((1, 1), (4, 1024)):
         starts = meta(num_rows + 1, dtype=torch.int32)
         rows, tokens = StateRows(starts[:num_rows], starts, length), num_rows * length
@@ -52,6 +52,14 @@ def launch_scans() -> None:
             meta(9, 32, 128, 128, dtype=torch.float32), rows, 1e-6,
         )  # fmt: skip
         gated_norm_triton(v, z, GatedNorm(meta(128), group_size=128, norms_first=True))
+        q, k, v = (each.unflatten(1, (32, 128)) for each in meta(tokens, 3 * 4096).chunk(3, 1))
+        gated_delta_scan_triton(
+            q, k, v, meta(tokens, 32, 128), meta(tokens, 288)[:, 256:], numbers, meta(32, 128, dtype=torch.float32),
+            meta(9, 32, 128, 128, dtype=torch.float32), rows, 1e-6,
+        )  # fmt: skip
+        gated_norm_triton(
+            v.flatten(1), meta(tokens, 4096), GatedNorm(meta(128), group_size=128, norms_first=True, is_sigmoid=True)
+        )
         before, after, x = meta(tokens, 3 * 2048).chunk(3, 1)
         short = ConvWeights(meta(2048, 3), has_silu=False)
         causal_conv1d_triton(x, short, meta(9, 2, 2048), rows, before, after)

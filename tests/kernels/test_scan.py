@@ -18,6 +18,7 @@ from tests.kernels.pairs import every
 from tests.kernels.scan_cases import (
     CHANNELS_CASES,
     CONV_CASES,
+    DELTA_CASES,
     NUM_ROWS,
     RAGGED,
     SCAN_CASES,
@@ -78,7 +79,7 @@ def test_mamba2_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ScanCase
     assert torch.equal(states[1][unused], state[unused])
 
 
-@pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, SCAN_CASES))
+@pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, DELTA_CASES))
 def test_gated_delta_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ScanCase) -> None:
     inputs, state = gated_delta_inputs(case, sum(counts), dtype), mamba2_state(case)
     states = state.repeat(2, 1, 1, 1, 1)
@@ -93,13 +94,14 @@ _SCANS: dict[str, Callable[..., Tensor]] = {
     "mamba1": mamba1_scan,
     "mamba2": mamba2_scan,
     "gated delta": gated_delta_scan,
+    "gated delta by key": gated_delta_scan,
 }
 
 
-@pytest.mark.parametrize("scan", ["mamba1", "mamba2", "gated delta", "conv"])
+@pytest.mark.parametrize("scan", ["mamba1", "mamba2", "gated delta", "gated delta by key", "conv"])
 def test_states_go_on(scan: str) -> None:
     """A prompt in pieces leaves what it leaves as a whole."""
-    case, conv = ScanCase(), ConvCase()
+    case, conv = ScanCase(by_key=scan == "gated delta by key"), ConvCase()
 
     def run(pieces: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)
@@ -132,17 +134,17 @@ def test_states_go_on(scan: str) -> None:
         near(left, state)
 
 
-NORMS = list(product((0, 16), (False, True), (False, True)))
+NORMS = list(product((0, 16), (False, True), (False, True), (False, True)))
 
 
 @pytest.mark.parametrize(("dtype", "norm"), list(product(DTYPES, [None, *NORMS])))
-def test_gated_norm(dtype: torch.dtype, norm: tuple[int, bool, bool] | None) -> None:
+def test_gated_norm(dtype: torch.dtype, norm: tuple[int, bool, bool, bool] | None) -> None:
     x, gate = torch.randn(2, 5, 64).to(dtype)
     weights = GatedNorm()
     if norm is not None:
-        group_size, shared, first = norm
+        group_size, shared, first, is_sigmoid = norm
         size = (group_size or 64) if shared else 64
-        weights = GatedNorm((1 + torch.randn(size) / 2).to(dtype), 1e-5, group_size, first)
+        weights = GatedNorm((1 + torch.randn(size) / 2).to(dtype), 1e-5, group_size, first, is_sigmoid)
     given = x.clone(), gate.clone()
     assert_near(gated_norm(x, gate, weights), gated_norm_reference(x, gate, weights))
     assert torch.equal(x, given[0])

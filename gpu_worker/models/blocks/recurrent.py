@@ -14,7 +14,7 @@ from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm
 from penstock.kernels.scan.mamba1 import mamba1_scan
 from penstock.kernels.scan.mamba2 import mamba2_scan
 from penstock.models.description.decoder import SideBySide
-from penstock.models.description.recurrent import GatedDelta, Mamba1, Mamba2, ShortConv
+from penstock.models.description.recurrent import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
 
 
 class Mamba1Block(NamedTuple):
@@ -122,6 +122,33 @@ class GatedDeltaBlock(NamedTuple):
         return self.out(gated_norm(y.flatten(1), z, self.norm), step.inputs)
 
 
+class KimiDeltaBlock(NamedTuple):
+    """See `KimiDelta`, the description."""
+
+    mixer: KimiDelta
+    projection: Linear  # [3 * inner, H]: q, k and v
+    gates: Linear  # [num_gates, H]: f, z, b
+    conv: ConvWeights  # over q, k and v
+    steps: Linear  # [inner, head_dim]
+    opening: Linear  # [inner, head_dim]
+    a: Tensor  # fp32[heads]
+    dt_bias: Tensor  # fp32[heads, head_dim]
+    norm: GatedNorm
+    out: Linear  # [H, inner]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, (conv_state, delta_state) = self.mixer, step.states[layer]
+        assert step.state_rows is not None
+        mixed = causal_conv1d(self.projection(x, step.inputs), self.conv, conv_state, step.state_rows)
+        q, k, v = (each.unflatten(1, (its.num_heads, its.head_dim)) for each in mixed.chunk(3, dim=1))
+        f, z, b = self.gates(x, step.inputs).split((its.head_dim, its.head_dim, its.num_heads), dim=1)
+        dt = self.steps(f.contiguous(), step.inputs).unflatten(1, (its.num_heads, its.head_dim))
+        y = gated_delta_scan(q, k, v, dt, b, self.a, self.dt_bias, delta_state, step.state_rows)
+        gate = self.opening(z.contiguous(), step.inputs)
+        return self.out(gated_norm(y.flatten(1), gate, self.norm), step.inputs)
+
+
 class ShortConvBlock(NamedTuple):
     """See `ShortConv`, the description."""
 
@@ -139,7 +166,7 @@ class ShortConvBlock(NamedTuple):
         return self.out(mixed, step.inputs)
 
 
-RecurrentBlock = Mamba1Block | Mamba2Block | GatedDeltaBlock | ShortConvBlock
+RecurrentBlock = Mamba1Block | Mamba2Block | GatedDeltaBlock | KimiDeltaBlock | ShortConvBlock
 
 
 class SideBySideBlock(NamedTuple):

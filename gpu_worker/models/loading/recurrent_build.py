@@ -5,6 +5,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.blocks.recurrent import (
     GatedDeltaBlock,
+    KimiDeltaBlock,
     Mamba1Block,
     Mamba2Block,
     RecurrentBlock,
@@ -14,7 +15,7 @@ from penstock.gpu_worker.models.loading.norms import read_norm
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
-from penstock.models.description.recurrent import Mamba1, Mamba2, Recurrent, ShortConv
+from penstock.models.description.recurrent import KimiDelta, Mamba1, Mamba2, Recurrent, ShortConv
 from penstock.models.weights.recurrent import RecurrentSources
 from penstock.models.weights.sources import Source
 
@@ -41,6 +42,13 @@ def recurrent(mixer: Recurrent, sources: RecurrentSources, reader: WeightReader)
         skip = _floats(sources.skip, reader)
         return Mamba2Block(mixer, projection, conv, a, dt_bias, skip, norm, out, _in_scales(mixer, reader))
     assert sources.gates is not None
+    if isinstance(mixer, KimiDelta):
+        assert sources.steps is not None
+        assert sources.opening is not None
+        gates, steps, opening = map(reader.linear, (sources.gates, sources.steps, sources.opening))
+        norm = GatedNorm(weight, mixer.norm_eps, mixer.head_dim, norms_first=True, is_sigmoid=True)
+        dt_bias = dt_bias.view(mixer.num_heads, mixer.head_dim)
+        return KimiDeltaBlock(mixer, projection, gates, conv, steps, opening, a.flatten(), dt_bias, norm, out)
     norm = GatedNorm(weight, mixer.norm_eps, mixer.value_dim, norms_first=True)
     return GatedDeltaBlock(mixer, projection, reader.linear(sources.gates), conv, a, dt_bias, norm, out)
 

@@ -154,12 +154,15 @@ class GatedDeltaStruct(ctypes.Structure):
     _fields_ = (
         *pointers("a", "dt_bias"),
         *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"),
-        ("max_beta", c_float),
+        *(("max_beta", c_float), ("decays_by_key", c_int32)),
     )
 
 
 class DeltaScanning(ctypes.Structure):
-    _fields_ = (("scan", GatedDeltaStruct), *numbers("from_", "q", "k", "v", "gates", "dt", "b", "to", "state"))
+    _fields_ = (
+        ("scan", GatedDeltaStruct),
+        *numbers("from_", "q", "k", "v", "steps", "dt", "gates", "b", "to", "state"),
+    )
 
 
 class GatedNorm(ctypes.Structure):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.scan.rows import StateRows
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
+from penstock.kernels.triton.scan.gated_delta_by_key import scan_decays_by_key
 from penstock.kernels.triton.scan.gated_delta_chunks import scan_chunks
 from penstock.kernels.triton.scan.mamba2 import softplus
 
@@ -61,6 +62,8 @@ def gated_delta_scan_triton(
     """Arguments and result as in `gated_delta_scan`; `eps` is added to the squares of keys and queries."""
     num_heads, value_dim = v.shape[1:]
     num_key_heads, key_dim = k.shape[1:]
+    if dt.ndim == 3:
+        return scan_decays_by_key(q, k, v, dt, b, a, dt_bias, state, rows, eps, max_beta)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if not v.shape[0]:
         return out

@@ -39,6 +39,12 @@ OLMO = {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 12,
 }
+KIMI = {
+    "layer_types": _GRANITE["layer_types"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "num_key_value_heads": 4,
+}
 _BIASED = {"attention_bias": True}
 SECTIONS = rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)
 _ALONE = {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}
@@ -135,6 +141,22 @@ CASES = {
             "mamba_proj_bias": True,
             "mamba_conv_bias": False,
             "mamba_dt_rank": 9,
+        },
+        by_transformers=False,
+    ),
+    "kimi_linear": Case("kimi_linear", KIMI, by_transformers=False),
+    "kimi_linear-groups": Case(
+        "kimi_linear",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "linear_conv_kernel_dim": 3,
+            "n_group": 4,
+            "norm_topk_prob": False,
+            "q_lora_rank": 20,
+            "topk_group": 2,
         },
         by_transformers=False,
     ),

@@ -32,9 +32,9 @@ from tests.kernels.pairs import every
 from tests.kernels.scan_cases import (
     CHANNELS_CASES,
     CONV_CASES,
+    DELTA_CASES,
     NUM_ROWS,
     RAGGED,
-    SCAN_CASES,
     ChannelsCase,
     ConvCase,
     ScanCase,
@@ -120,19 +120,19 @@ def mamba2_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -
 
 
 def delta_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
-    q, v, dt = (inputs[name].flatten(1).shape[1] for name in ("q", "v", "dt"))
+    q, v, dt, b = (inputs[name].flatten(1).shape[1] for name in ("q", "v", "dt", "b"))
     shape = DeltaShape(case.heads, case.groups, case.key_dim, case.value_dim)
     end = 2 * q + v
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         scan_gated_delta(
-            *(builder, shape, 0, given, 0, q, 2 * q, given, end, end + dt, to),
+            *(builder, shape, 0, given, 0, q, 2 * q, Part(given, end), Part(given, end + dt), to),
             a=inputs["a"],
             dt_bias=inputs["dt_bias"],
             max_beta=inputs["max_beta"],
         )
 
-    operation = Operation(library, end + 2 * dt, add)
+    operation = Operation(library, end + dt + b, add)
 
     def run(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, b: Tensor, state: Tensor, rows: StateRows, **_: Any) -> Tensor:
         return operation([q, k, v, dt, b], rows, [state], case.heads * case.value_dim).view(v.shape)
@@ -145,7 +145,7 @@ SCANS = {
     "gated delta": (gated_delta_inputs, delta_operation, gated_delta_scan_reference),
 }
 # Wide, narrow and odd heads, as vectors see them.
-NATIVE_CASES = (*SCAN_CASES, ScanCase(2, 1, 5, 7), ScanCase(2, 2, 40, 21), ScanCase(1, 1, 144, 33))
+NATIVE_CASES = (*DELTA_CASES, ScanCase(2, 1, 5, 7), ScanCase(2, 2, 40, 21), ScanCase(1, 1, 144, 33))
 
 
 @pytest.mark.parametrize(("scan", "counts", "case"), every(tuple(SCANS), RAGGED, NATIVE_CASES))
@@ -175,7 +175,15 @@ def cut(inputs: dict[str, Any], now: slice) -> dict[str, Any]:
     return {name: each if name in _WHOLE else each[now] for name, each in inputs.items()}
 
 
-@pytest.mark.parametrize("case", [ScanCase(2, 1, 64, 128), ScanCase(2, 1, 128, 128), ScanCase(3, 3, 40, 21)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ScanCase(2, 1, 64, 128),
+        ScanCase(2, 1, 128, 128),
+        ScanCase(2, 1, 128, 128, by_key=True),
+        ScanCase(3, 3, 40, 21, by_key=True),
+    ],
+)
 @pytest.mark.parametrize("scan", SCANS)
 def test_bits_do_not_depend_on_the_batch(library: Library, scan: str, case: ScanCase) -> None:
     """A row alone and in pieces has the bits that it has in one piece beside others."""
@@ -226,12 +234,14 @@ def test_convolutions(library: Library, counts: tuple[int, ...], case: ConvCase)
 
 
 @pytest.mark.parametrize("norm", [None, *NORMS])
-def test_gated_norms(library: Library, norm: tuple[int, bool, bool] | None) -> None:
+def test_gated_norms(library: Library, norm: tuple[int, bool, bool, bool] | None) -> None:
     x, gate = torch.randn(2, 5, 64)
     weights = GatedNorm()
     if norm is not None:
-        group_size, shared, first = norm
-        weights = GatedNorm(1 + torch.randn((group_size or 64) if shared else 64) / 2, 1e-5, group_size, first)
+        group_size, shared, first, is_sigmoid = norm
+        weights = GatedNorm(
+            1 + torch.randn((group_size or 64) if shared else 64) / 2, 1e-5, group_size, first, is_sigmoid
+        )
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         norm_gated(builder, weights, to, Part(given, 64), 64)
