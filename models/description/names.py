@@ -51,7 +51,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_gate_norms: tuple[str, ...] = ()  # of r, B and C
     recurrent_steps: str = ""  # from r, or f, to the time steps
     recurrent_opening: str = ""  # from z to the gates of what was read
-    recurrent_conv: tuple[str, ...] = ("mamba.conv1d",)  # several: of q, k and v
+    recurrent_conv: tuple[str, ...] = ("mamba.conv1d",)  # several: of q, k and v, unless they are stored as one
     recurrent_norm: str = "mamba.norm"
     recurrent_out: str = "mamba.out_proj"
     a_log: str = "mamba.A_log"

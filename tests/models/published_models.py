@@ -524,11 +524,12 @@ PUBLISHED = (
         "moonshotai/Kimi-Linear-48B-A3B-Instruct", "KimiLinearForCausalLM", "49B", 8064,  # on the hub
         _sizes(
             2304, 9216, 27, 32, 32, 163840, head_dim=72, linear_attn_config={
-                "full_attn_layers": list(_KIMI_ATTENDS), "kda_layers": [i for i in range(1, 28) if i not in _KIMI_ATTENDS],
-                "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+                "full_attn_layers": list(_KIMI_ATTENDS), "head_dim": 128,
+                "kda_layers": [i for i in range(1, 28) if i not in _KIMI_ATTENDS], "num_heads": 32,
+                "short_conv_kernel_size": 4,
             },
         ),
-        "~3B",
+        "3B",
     ),
     # Mamba 1: alone, and in Jamba
     Published(
