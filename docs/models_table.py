@@ -29,7 +29,7 @@ from penstock.models.description.decoder import (
     Router,
     SideBySide,
 )
-from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.models.description.recurrent import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
 from penstock.models.families.registry import ARCHITECTURES, POOLED_ARCHITECTURES, parse_model_config
 from penstock.models.parsing.by_transformers import TransformersConfig, seeing_types
 from penstock.models.parsing.by_transformers import architectures as types_of_architectures
@@ -89,8 +89,11 @@ _TITLES = {
     "gpt_oss": ("gpt-oss", ("gpt-oss",)),
     "granite": ("Granite 3 and 4", ("Granite 3", "Granite 4")),
     "hunyuan": ("Hunyuan", ("Hunyuan",)),
+    "kimi_linear": ("Kimi Linear", ()),
     "lfm2": ("LFM 2", ("LFM2",)),
+    "jamba": ("Jamba", ("Jamba",)),
     "llama4": ("Llama 4", ("Llama 4",)),
+    "mamba": ("Mamba, Falcon Mamba", ()),
     "mamba2": ("Mamba 2", ()),
     "minimax": ("MiniMax M2", ("MiniMax",)),
     "ministral": ("Ministral 3", ("Ministral",)),
@@ -98,6 +101,7 @@ _TITLES = {
     "nemotron": ("Nemotron-4, Minitron", ()),
     "nemotron_h": ("Nemotron-H", ("Nemotron",)),
     "olmo": ("OLMo 2 and 3", ("OLMo",)),
+    "olmo_hybrid": ("OLMo Hybrid", ()),
     "opt": ("OPT, Galactica", ()),
     "phi": ("Phi-3, Phi-3.5, Phi-4", ("Phi-4",)),
     "phi2": ("Phi-1, Phi-1.5, Phi-2", ()),
@@ -117,7 +121,7 @@ _ENCODER_TITLES = {
 }
 """A file of encoders -> its title, and how its architectures begin."""
 OF_NO_FAMILY = {
-    "any other", "Apertus", "Apriel 1.5 and 1.6 Thinker", "InternLM 2.5", "InternLM 3", "Jamba 1.5 to 1.7", "MiniCPM 5",
+    "any other", "Apertus", "Apriel 1.5 and 1.6 Thinker", "InternLM 2.5", "InternLM 3", "MiniCPM 5",
     "Muse Glimmer", "Solar Open", "Step 3.5",
 }  # fmt: skip
 """Models that chat formats name, and that run through transformers' code or not at all."""
@@ -131,7 +135,13 @@ _ACTIVATIONS: dict[Activation, str] = {
 }
 
 
-_RECURRENT = {Mamba2: "Mamba 2", GatedDelta: "gated delta rule", ShortConv: "short convolution"}
+_RECURRENT = {
+    Mamba1: "Mamba 1",
+    Mamba2: "Mamba 2",
+    GatedDelta: "gated delta rule",
+    KimiDelta: "gated delta rule with a decay for each number of a key",
+    ShortConv: "short convolution",
+}
 
 
 def family_files() -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The description of a checkpoint's model, from its config.json and the layout of its experts' tensors."""
+"""The description of a checkpoint's model, from its config.json and the layouts of its tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from penstock.config.options import ModelImpl
 from penstock.models.description.decoder import Decoder, Experts
 from penstock.models.description.model_config import ModelConfig
-from penstock.models.description.names import ExpertLayout
+from penstock.models.description.names import ExpertLayout, Names
 from penstock.models.families.registry import family_of, parse_model_config
 from penstock.models.files.source import Checkpoint, StoredTensor
 from penstock.models.parsing.text_part import name_in_text_part
@@ -23,7 +23,7 @@ def model_config_of(
         checkpoint: the model's.
         impl: as in `parse_model_config`.
         quantization: as in `with_quantization`.
-        with_weights: whether there are weights, which show the layout of a mixture's experts.
+        with_weights: whether there are weights, which show the layout of a mixture's experts, and of convolutions.
 
     Raises:
         ConfigError: for what is not supported.
@@ -32,11 +32,16 @@ def model_config_of(
     config = with_quantization(parse_model_config(checkpoint.config, impl), quantization)
     if with_weights and isinstance(config, Decoder) and _lacks_head(config, checkpoint):
         config = replace(config, tied_embeddings=True, draws_tokens=False)
-    if not with_weights or not isinstance(config, Decoder) or _first_mixture(config) is None:
+    if not with_weights or not isinstance(config, Decoder):
+        return config
+    if _first_mixture(config) is None and len(config.names.recurrent_conv) == 1:
         return config
     stored = checkpoint.tensors()
     known = {name: stored[own] for name, own in own_names_of(stored, config).items()}
-    return replace(config, names=replace(config.names, experts=expert_layout(config, known)))
+    names = replace(
+        config.names, experts=expert_layout(config, known), recurrent_conv=_convolutions(config.names, known)
+    )
+    return replace(config, names=names)
 
 
 def _lacks_head(config: Decoder, checkpoint: Checkpoint) -> bool:
@@ -84,6 +89,14 @@ def expert_layout(decoder: Decoder, stored: Mapping[str, StoredTensor]) -> Exper
     if fitting.get(usual):
         return usual
     return next((layout for layout, fits in fitting.items() if fits), usual if usual != "apart" else "joined")
+
+
+def _convolutions(names: Names, stored: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """Return the names of convolutions: of several as published, or of the one that transformers makes of them."""
+    if len(names.recurrent_conv) == 1:
+        return names.recurrent_conv
+    joined = f"{names.recurrent_conv[0].rpartition('.')[0]}.conv1d"
+    return (joined,) if any(name.endswith(f".{joined}.weight") for name in stored) else names.recurrent_conv
 
 
 def _first_mixture(decoder: Decoder) -> tuple[int, Experts] | None:

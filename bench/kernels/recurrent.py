@@ -94,7 +94,8 @@ class Layers:
             )  # fmt: skip
         else:
             scan_gated_delta(
-                *(builder, DELTA, at + 1, projected, 0, 2048, 4096, projected, gates, gates + 32, scanned),
+                *(builder, DELTA, at + 1, projected, 0, 2048, 4096),
+                *(Part(projected, gates), Part(projected, gates + 32), scanned),
                 a=-torch.rand(32), dt_bias=torch.rand(32),
             )  # fmt: skip
 

@@ -101,10 +101,11 @@ class LatentPages:
         self._plan = cache(self._make_plan)
         self._choices: list[Choice] = []  # of the last layer with an indexer, for each `Chosen` of the plan
 
-    def write(self, kv: Tensor, q: Tensor, norm: NormWeights, rotation: Rotation, pages: LayerPages) -> None:
+    def write(self, kv: Tensor, q: Tensor, norm: NormWeights, rotation: Rotation | None, pages: LayerPages) -> None:
         """As `latent_write`."""
         assert norm.weight is not None
-        args = (kv, q, rotation.positions, rotation.cos_sin, norm.weight, norm.eps, pages.keys)
+        positions, cos_sin = (None, None) if rotation is None else (rotation.positions, rotation.cos_sin)
+        args = (kv, q, positions, cos_sin, norm.weight, norm.eps, pages.keys)
         if kv.is_cuda:
             latent_write(*args, self._inputs.slot_mapping)
         else:

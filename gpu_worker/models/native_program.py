@@ -16,6 +16,8 @@ from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, Laye
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.recurrent import (
     GatedDeltaBlock,
+    KimiDeltaBlock,
+    Mamba1Block,
     Mamba2Block,
     RecurrentBlock,
     ShortConvBlock,
@@ -148,7 +150,7 @@ class ProgramWriter:
         mixer = weights.mixer
         if isinstance(mixer, SideBySideBlock):
             self._side_by_side(number, mixer, x, scale)
-        elif isinstance(mixer, Mamba2Block | GatedDeltaBlock | ShortConvBlock):
+        elif isinstance(mixer, Mamba1Block | Mamba2Block | GatedDeltaBlock | KimiDeltaBlock | ShortConvBlock):
             self._add_recurrent(number, mixer, x, scale, weights.post_mixer_norm)
         elif mixer is not None:
             if isinstance(mixer, AttentionBlock):
@@ -291,14 +293,15 @@ class ProgramWriter:
             index_dim=0 if its.indexer is None else its.indexer.head_dim,
             top_k=0 if its.indexer is None else its.indexer.top_k,
         )
-        rotary = self.ropes.index(its.rope)
+        rotary, pages = None if its.rope is None else self.ropes.index(its.rope), self._config.kv_index[number]
         if block.indexer is not None:
-            self._choose(number, its, block.indexer, x, of_queries, rotary)
-        builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, number, rotary)
+            assert rotary is not None
+            self._choose(pages, its, block.indexer, x, of_queries, rotary)
+        builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, pages, rotary)
         return self._pack(block.o)
 
     def _choose(
-        self, number: int, its: LatentAttention, block: IndexerBlock, x: int, of_queries: int, rotary: int
+        self, pages: int, its: LatentAttention, block: IndexerBlock, x: int, of_queries: int, rotary: int
     ) -> None:
         builder, norm, indexer = self._builder, block.k_norm, its.indexer
         assert indexer is not None
@@ -314,7 +317,7 @@ class ProgramWriter:
             top_k=indexer.top_k,
             first=its.key_dim,
         )
-        builder.choose(native, self._index_k, self._index_q, self._index_weights, number, rotary)
+        builder.choose(native, self._index_k, self._index_q, self._index_weights, pages, rotary)
 
     def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> None:
         self._activated(block, x)

@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from functools import cached_property
 
-from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
+from penstock.gpu_worker.models.blocks.recurrent import (
+    GatedDeltaBlock,
+    KimiDeltaBlock,
+    Mamba1Block,
+    Mamba2Block,
+    RecurrentBlock,
+    ShortConvBlock,
+)
 from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.native.program.builder import ProgramBuilder
 from penstock.kernels.native.recurrent import (
@@ -14,10 +21,12 @@ from penstock.kernels.native.recurrent import (
     convolve,
     norm_gated,
     scan_gated_delta,
+    scan_mamba1,
     scan_mamba2,
 )
+from penstock.kernels.scan.gated_norm import GatedNorm
 from penstock.models.description.decoder import Decoder
-from penstock.models.description.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
+from penstock.models.description.recurrent import GatedDelta, KimiDelta, Mamba1, Mamba2, Recurrent, ShortConv
 
 Project = Callable[[Linear, int, int], None]
 """(weights, x, to): writes to = weights x."""
@@ -50,12 +59,35 @@ class RecurrentWriter:
     def write(self, layer: int, block: RecurrentBlock, x: int) -> None:
         """made = block(x) without its last product"""
         state = self._first_states[layer]
-        if isinstance(block, Mamba2Block):
+        if isinstance(block, Mamba1Block):
+            self._mamba1(state, block, x)
+        elif isinstance(block, Mamba2Block):
             self._mamba2(state, block, x)
         elif isinstance(block, GatedDeltaBlock):
             self._gated_delta(state, block, x)
+        elif isinstance(block, KimiDeltaBlock):
+            self._kimi_delta(state, block, x)
         else:
             self._short_conv(state, block, x)
+
+    def _mamba1(self, state: int, block: Mamba1Block, x: int) -> None:
+        its, builder, projected, gates = block.mixer, self._builder, self._projected, self._gates
+        self._project(block.projection, x, projected)
+        convolve(builder, block.conv, state, Part(projected), Part(projected))
+        self._project(block.gates, projected, gates)
+        b = its.dt_rank
+        c = b + its.state_size
+        sizes = (its.dt_rank, its.state_size, its.state_size)
+        for first, size, norm in zip((0, b, c), sizes, block.gate_norms, strict=False):
+            builder.norm(norm, gates, gates, size, begin=first, first=first)
+        self._project(block.steps, gates, self._steps)
+        scan_mamba1(
+            *(builder, state + 1, Part(projected), self._steps, gates, b, c, self.made),
+            a=block.a,
+            d=block.skip,
+            dt_bias=block.dt_bias,
+        )
+        norm_gated(builder, GatedNorm(), self.made, Part(projected, its.inner), its.inner)
 
     def _mamba2(self, state: int, block: Mamba2Block, x: int) -> None:
         its, builder, projected = block.mixer, self._builder, self._projected
@@ -86,11 +118,30 @@ class RecurrentWriter:
         shape = DeltaShape(its.num_value_heads, its.num_key_heads, its.key_dim, its.value_dim)
         scan_gated_delta(
             *(builder, shape, state + 1, projected, 0, its.key_size, 2 * its.key_size),
-            *(self._gates, its.num_value_heads, 0, self.made),
+            *(Part(self._gates, its.num_value_heads), Part(self._gates), self.made),
+            a=block.a,
+            dt_bias=block.dt_bias,
+            max_beta=its.max_beta,
+        )
+        norm_gated(builder, block.norm, self.made, Part(projected, its.conv_channels), its.value_size)
+
+    def _kimi_delta(self, state: int, block: KimiDeltaBlock, x: int) -> None:
+        its, builder, projected, gates = block.mixer, self._builder, self._projected, self._gates
+        self._project(block.projection, x, projected)
+        self._project(block.gates, x, gates)
+        convolve(builder, block.conv, state, Part(projected), Part(projected))
+        self._project(block.steps, gates, self._steps)
+        size = its.head_dim
+        scan_gated_delta(
+            *(builder, DeltaShape(its.num_heads, its.num_heads, size, size), state + 1),
+            *(projected, 0, its.inner, 2 * its.inner),
+            *(Part(self._steps), Part(gates, 2 * size), self.made),
             a=block.a,
             dt_bias=block.dt_bias,
         )
-        norm_gated(builder, block.norm, self.made, Part(projected, its.conv_channels), its.value_size)
+        builder.norm(None, gates, gates, size, begin=size)  # f has been used
+        self._project(block.opening, gates, self._steps)
+        norm_gated(builder, block.norm, self.made, Part(self._steps), its.inner)
 
     def _short_conv(self, state: int, block: ShortConvBlock, x: int) -> None:
         size = block.mixer.size
@@ -104,16 +155,28 @@ class RecurrentWriter:
 
     @cached_property
     def _gates(self) -> int:
-        return self._builder.slot(max(2 * its.num_value_heads for its in self._mixers if isinstance(its, GatedDelta)))
+        return self._builder.slot(max(map(_num_gates, self._mixers)))
+
+    @cached_property
+    def _steps(self) -> int:
+        return self._builder.slot(max(its.inner for its in self._mixers if isinstance(its, Mamba1 | KimiDelta)))
+
+
+def _num_gates(mixer: Recurrent) -> int:
+    if isinstance(mixer, Mamba1 | KimiDelta):
+        return mixer.num_gates
+    return 2 * mixer.num_value_heads if isinstance(mixer, GatedDelta) else 0
 
 
 def _projected_size(mixer: Recurrent) -> int:
+    if isinstance(mixer, Mamba1 | KimiDelta):
+        return (2 if isinstance(mixer, Mamba1) else 3) * mixer.inner
     if isinstance(mixer, Mamba2):
         return mixer.num_projected
     return 3 * mixer.size if isinstance(mixer, ShortConv) else mixer.conv_channels + mixer.value_size
 
 
 def _made_size(mixer: Recurrent) -> int:
-    if isinstance(mixer, Mamba2):
+    if isinstance(mixer, Mamba1 | Mamba2 | KimiDelta):
         return mixer.inner
     return mixer.size if isinstance(mixer, ShortConv) else mixer.value_size

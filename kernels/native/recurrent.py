@@ -72,6 +72,30 @@ def convolve(
     builder.append(structs.Convolving(struct, *source, *gates, *to, state), 0, weight, bias)
 
 
+def scan_mamba1(
+    builder: ProgramBuilder,
+    state: int,
+    source: Part,
+    dts: int,
+    gates: int,
+    b: int,
+    c: int,
+    to: int,
+    *,
+    a: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+) -> None:
+    """to = mamba1_scan(source, dts, b, c): `dts` is a slot, and the last two begin where they say in the slot `gates`.
+
+    The other arguments are as in `mamba1_scan`; `state` is the index of the rows' states.
+    """
+    a, bias, skip = (each.float().contiguous() for each in (a, dt_bias, d))
+    state_size, channels = a.shape
+    struct = structs.Mamba1Struct(a.data_ptr(), bias.data_ptr(), skip.data_ptr(), channels, state_size)
+    builder.append(structs.Mamba1Scanning(struct, *source, dts, gates, b, c, to, state), 0, a, bias, skip)
+
+
 def scan_mamba2(
     builder: ProgramBuilder,
     shape: Mamba2Shape,
@@ -106,21 +130,21 @@ def scan_gated_delta(
     q: int,
     k: int,
     v: int,
-    gates: int,
-    dt: int,
-    b: int,
+    dt: Part,
+    b: Part,
     to: int,
     *,
     a: Tensor,
     dt_bias: Tensor,
+    max_beta: float = 1.0,
 ) -> None:
-    """to = gated_delta_scan(q, k, v, dt, b): the first three are in the slot `source`, the last two in `gates`.
+    """to = gated_delta_scan(q, k, v, dt, b): the first three are in the slot `source`.
 
     The other arguments are as in `gated_delta_scan`; `state` is the index of the rows' states.
     """
     a, bias = a.float().contiguous(), dt_bias.float().contiguous()
-    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape)
-    builder.append(structs.DeltaScanning(struct, source, q, k, v, gates, dt, b, to, state), 0, a, bias)
+    struct = structs.GatedDeltaStruct(a.data_ptr(), bias.data_ptr(), *shape, max_beta, dt_bias.ndim == 2)
+    builder.append(structs.DeltaScanning(struct, source, q, k, v, *dt, *b, to, state), 0, a, bias)
 
 
 def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, size: int) -> None:
@@ -129,7 +153,8 @@ def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, 
     is_shared = weights.weight is not None and len(weights.weight) == group_size
     norm = None if weights.weight is None else NormWeights(weights.weight.float(), weights.eps)
     operation = structs.GatedNorm(
-        norm_struct(norm, kept), x, *gate, size, group_size, 0 if is_shared else group_size, weights.norms_first
+        *(norm_struct(norm, kept), x, *gate, size, group_size, 0 if is_shared else group_size),
+        *(weights.norms_first, weights.is_sigmoid),
     )
     builder.append(operation, size, *kept)
 

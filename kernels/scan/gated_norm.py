@@ -14,6 +14,7 @@ class GatedNorm(NamedTuple):
     eps: float = 1e-6  # added to the mean square
     group_size: int = 0  # divides W; 0: W
     norms_first: bool = False  # norm(x) * silu(gate), instead of norm(x * silu(gate))
+    is_sigmoid: bool = False  # sigmoid instead of silu
 
 
 def gated_norm(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
@@ -27,7 +28,7 @@ def gated_norm(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
     Returns:
         [T, W], in the dtype of `x`.
     """
-    weight, eps, group_size, norms_first = weights
+    weight, eps, group_size, norms_first, is_sigmoid = weights
     group_size = group_size or x.shape[1]
     if x.shape != gate.shape or x.shape[1] % group_size:
         raise ValueError(f"x {tuple(x.shape)} and gate {tuple(gate.shape)} do not fit groups of {group_size}")
@@ -37,7 +38,7 @@ def gated_norm(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
         from penstock.kernels.triton.scan.gated_norm import gated_norm_triton
 
         return gated_norm_triton(x, gate, weights)
-    y, opening = x.float(), functional.silu(gate.float())
+    y, opening = x.float(), gate.float().sigmoid() if is_sigmoid else functional.silu(gate.float())
     if weight is None:
         return opening.mul_(y).to(x.dtype)
     if not norms_first:
@@ -50,7 +51,7 @@ def gated_norm(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
 
 def gated_norm_reference(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
     """Group by group in float64, rounded once."""
-    opening = gate.double() / (1 + (-gate.double()).exp())
+    opening = (1 if weights.is_sigmoid else gate.double()) / (1 + (-gate.double()).exp())
     if weights.weight is None:
         return (x.double() * opening).to(x.dtype)
     size = weights.group_size or x.shape[1]

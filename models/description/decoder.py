@@ -101,10 +101,10 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     q_rank: int | None  # None: q is projected directly
     kv_rank: int  # of the latent
     nope_dim: int  # per q and k head, not rotated
-    rope_dim: int  # per q head, and of the common key; rotated
+    rope_dim: int  # per q head, and of the common key; rotated, if anything is
     v_dim: int
     scale: float
-    rope: RopeConfig
+    rope: RopeConfig | None
     norm: Norm  # of both latents
     has_bias: bool = False  # of the projections to the latents, and of o
     indexer: Indexer | None = None  # None: a token attends to all positions before it

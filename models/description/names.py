@@ -49,8 +49,11 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     index_k_norm: str = "self_attn.indexer.k_norm"
     index_weights: str = "self_attn.indexer.weights_proj"
     recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # this and the next ones: of mixers with a state
-    recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a
-    recurrent_conv: str = "mamba.conv1d"
+    recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a, or f, z and b; of Mamba 1: to r, B and C
+    recurrent_gate_norms: tuple[str, ...] = ()  # of r, B and C
+    recurrent_steps: str = ""  # from r, or f, to the time steps
+    recurrent_opening: str = ""  # from z to the gates of what was read
+    recurrent_conv: tuple[str, ...] = ("mamba.conv1d",)  # several: of q, k and v, unless they are stored as one
     recurrent_norm: str = "mamba.norm"
     recurrent_out: str = "mamba.out_proj"
     a_log: str = "mamba.A_log"

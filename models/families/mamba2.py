@@ -6,17 +6,15 @@ from penstock.models.description.names import Names
 from penstock.models.description.recurrent import Mamba2
 from penstock.models.parsing import decoders
 from penstock.models.parsing.json_fields import JsonFields
-from penstock.models.parsing.recurrent import conv_width, dt_limits, refuse_groups
+from penstock.models.parsing.recurrent import LONGEST, conv_width, dt_limits, needs_silu, refuse_groups
 
-_LONGEST = 1 << 20
-"""Longest sequence: nothing in the model bounds it."""
 _NAMES = Names(
     embedding="backbone.embeddings",
     layer="backbone.layers.{}.",
     final_norm="backbone.norm_f",
     mixer_norm="norm",
     recurrent_in=("mixer.in_proj",),
-    recurrent_conv="mixer.conv1d",
+    recurrent_conv=("mixer.conv1d",),
     recurrent_norm="mixer.norm",
     recurrent_out="mixer.out_proj",
     a_log="mixer.A_log",
@@ -27,9 +25,7 @@ _NAMES = Names(
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
-    activation = fields.text("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise ConfigError(f"config.json: hidden_act {activation[:64]!r} is not supported; supported: silu")
+    needs_silu(fields)
     norm = Norm(eps=fields.number("layer_norm_epsilon", 1e-5))
     num_heads, head_dim = fields.whole("num_heads", 128), fields.whole("head_dim", 64)
     num_groups, inner = fields.whole("n_groups", 8), fields.whole("expand", 2) * fields.whole("hidden_size", 4096)
@@ -53,7 +49,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         max_dt=most,
     )
     layers = [Layer(mixer_norm=norm, mixer=mixer, mlp=None)] * decoders.num_layers(fields)
-    return decoders.decoder(architecture, fields, layers, norm, _LONGEST, _NAMES)
+    return decoders.decoder(architecture, fields, layers, norm, LONGEST, _NAMES)
 
 
 MAMBA2 = decoders.decoder_family(("Mamba2ForCausalLM",), parse)

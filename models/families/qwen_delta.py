@@ -15,7 +15,7 @@ from penstock.models.parsing.rope import parse_rope
 _GROUPED = Names(
     recurrent_in=("linear_attn.in_proj_qkvz",),
     recurrent_gates=("linear_attn.in_proj_ba",),
-    recurrent_conv="linear_attn.conv1d",
+    recurrent_conv=("linear_attn.conv1d",),
     recurrent_norm="linear_attn.norm",
     recurrent_out="linear_attn.out_proj",
     a_log="linear_attn.A_log",

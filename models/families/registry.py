@@ -29,9 +29,12 @@ from penstock.models.families.gpt_oss import GPT_OSS
 from penstock.models.families.gptj import GPT_J
 from penstock.models.families.granite import GRANITE
 from penstock.models.families.hunyuan import HUNYUAN
+from penstock.models.families.jamba import JAMBA
 from penstock.models.families.jina import JINA_V3
+from penstock.models.families.kimi_linear import KIMI_LINEAR
 from penstock.models.families.lfm2 import LFM2
 from penstock.models.families.llama4 import LLAMA4
+from penstock.models.families.mamba import MAMBA
 from penstock.models.families.mamba2 import MAMBA2
 from penstock.models.families.minimax import MINIMAX
 from penstock.models.families.ministral import MINISTRAL
@@ -41,6 +44,7 @@ from penstock.models.families.nemotron import NEMOTRON
 from penstock.models.families.nemotron_h import NEMOTRON_H
 from penstock.models.families.nomic_bert import NOMIC_BERT
 from penstock.models.families.olmo import OLMO
+from penstock.models.families.olmo_hybrid import OLMO_HYBRID
 from penstock.models.families.opt import OPT
 from penstock.models.families.phi import PHI3
 from penstock.models.families.phi2 import PHI
@@ -91,8 +95,11 @@ for _family in (
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    JAMBA,
+    KIMI_LINEAR,
     LFM2,
     LLAMA4,
+    MAMBA,
     MAMBA2,
     MINIMAX,
     MINISTRAL,
@@ -100,6 +107,7 @@ for _family in (
     NEMOTRON,
     NEMOTRON_H,
     OLMO,
+    OLMO_HYBRID,
     OPT,
     PHI,
     PHI3,

@@ -16,6 +16,8 @@ _KINDS = {
 }
 
 
+LONGEST = 1 << 20
+"""Longest sequence of a model in which nothing bounds it."""
 _INFINITIES = ("Infinity", "inf", {"__float__": "Infinity"})
 """How JSON files, which have no such number, spell infinity."""
 
@@ -44,6 +46,19 @@ def mamba2(fields: JsonFields, num_heads: int, norm_eps: float, inner: int | Non
         min_dt=least,
         max_dt=most,
     )
+
+
+def dt_rank(fields: JsonFields, name: str) -> int:
+    """Return the rank of Mamba 1's time steps; a sixteenth of the hidden size, unless config.json has another."""
+    is_usual = fields.raw(name) in (None, "auto")
+    return -(-fields.whole("hidden_size") // 16) if is_usual else fields.whole(name)
+
+
+def needs_silu(fields: JsonFields) -> None:
+    """Refuse models whose convolutions have another activation."""
+    activation = fields.text("hidden_act") or "silu"
+    if activation not in ("silu", "swish"):
+        raise ConfigError(f"config.json: hidden_act {activation[:64]!r} is not supported; supported: silu")
 
 
 def conv_width(fields: JsonFields, name: str, default: int) -> int:

@@ -447,9 +447,9 @@ def rope_order(num_heads: int, dim: int, rope: RopeConfig | None) -> tuple[int, 
 
 
 @cache
-def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig) -> tuple[int, ...] | None:
+def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig | None) -> tuple[int, ...] | None:
     """Like `rope_order`, for heads whose last numbers rotate."""
-    end = rope_order(1, rope.dim, rope)
+    end = None if rope is None else rope_order(1, rope.dim, rope)
     if end is None:
         return None
     of_head = (*range(num_before), *(num_before + i for i in end))

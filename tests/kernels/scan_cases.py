@@ -26,7 +26,8 @@ class ScanCase(NamedTuple):
     groups: int = 2  # or key heads
     value_dim: int = 16
     key_dim: int = 16  # or the state's size
-    bare: bool = False  # no d, no bias of dt; a bound for dt'
+    bare: bool = False  # no d, no bias of dt; a bound for dt'; or a greater limit of beta
+    by_key: bool = False  # each number of a key decays by itself
 
 
 SCAN_CASES = (
@@ -37,7 +38,7 @@ SCAN_CASES = (
 
 def mamba2_inputs(case: ScanCase, num_tokens: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
     """Arguments of `mamba2_scan` but the state and the rows; x, b and c are parts of one tensor, as in a model."""
-    heads, groups, p, n, bare = case
+    heads, groups, p, n, bare, _ = case
     joint = torch.randn(num_tokens, heads * p + 2 * groups * n, device=device).to(dtype)
     x, b, c = joint.split((heads * p, groups * n, groups * n), 1)
     return {
@@ -52,24 +53,56 @@ def mamba2_inputs(case: ScanCase, num_tokens: int, dtype: torch.dtype, device: s
     }
 
 
+class ChannelsCase(NamedTuple):
+    channels: int = 48
+    state_size: int = 16
+
+
+CHANNELS_CASES = (ChannelsCase(), ChannelsCase(200, 8), ChannelsCase(37, 5), ChannelsCase(128, 33))
+
+
+def mamba1_inputs(case: ChannelsCase, num_tokens: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
+    """Arguments of `mamba1_scan` but the state and the rows; x, b and c are parts of larger tensors, as in a model."""
+    channels, size = case
+    b, c = torch.randn(num_tokens, 2 * size, device=device).to(dtype).chunk(2, 1)
+    return {
+        "x": torch.randn(num_tokens, 2 * channels, device=device).to(dtype)[:, :channels],
+        "dt": torch.randn(num_tokens, channels, device=device).to(dtype),
+        "b": b,
+        "c": c,
+        "a": -torch.rand(size, channels, device=device) * 2 - 0.01,
+        "d": torch.randn(channels, device=device),
+        "dt_bias": torch.randn(channels, device=device),
+    }
+
+
+def mamba1_state(case: ChannelsCase, device: str = "cpu") -> Tensor:
+    return torch.randn(NUM_ROWS, case.state_size, case.channels, device=device)
+
+
 def mamba2_state(case: ScanCase, device: str = "cpu") -> Tensor:
     return torch.randn(NUM_ROWS, case.heads, case.key_dim, case.value_dim, device=device)
 
 
 def gated_delta_inputs(case: ScanCase, num_tokens: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Any]:
     """Arguments of `gated_delta_scan` but the state and the rows."""
-    heads, groups, v, k, _ = case
+    heads, groups, v, k, _, by_key = case
+    of_decays = (heads, k) if by_key else (heads,)
     joint = torch.randn(num_tokens, heads * v + 2 * groups * k, device=device).to(dtype)
     query, key, value = joint.split((groups * k, groups * k, heads * v), 1)
     return {
         "q": query.unflatten(1, (groups, k)),
         "k": key.unflatten(1, (groups, k)),
         "v": value.unflatten(1, (heads, v)),
-        "dt": torch.randn(num_tokens, heads, device=device).to(dtype),
+        "dt": torch.randn(num_tokens, *of_decays, device=device).to(dtype),
         "b": torch.randn(num_tokens, heads, device=device).to(dtype),
         "a": -torch.rand(heads, device=device) * 2 - 0.01,
-        "dt_bias": torch.randn(heads, device=device).to(dtype),
+        "dt_bias": torch.randn(of_decays, device=device).to(dtype),
+        "max_beta": 2.0 if case.bare else 1.0,
     }
+
+
+DELTA_CASES = (*SCAN_CASES, ScanCase(by_key=True), ScanCase(4, 2, 24, 40, by_key=True, bare=True))
 
 
 class ConvCase(NamedTuple):

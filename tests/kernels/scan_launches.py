@@ -8,6 +8,7 @@ from penstock.kernels.scan.rows import StateRows
 from penstock.kernels.triton.scan.causal_conv1d import causal_conv1d_triton
 from penstock.kernels.triton.scan.gated_delta import gated_delta_scan_triton
 from penstock.kernels.triton.scan.gated_norm import gated_norm_triton
+from penstock.kernels.triton.scan.mamba1 import mamba1_scan_triton
 from penstock.kernels.triton.scan.mamba2 import mamba2_scan_triton
 
 
@@ -16,10 +17,18 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def launch_scans() -> None:
-    """As Granite 4, Falcon-H1 (states of 256), Qwen3-Next and LFM 2 launch them."""
+    """As Jamba, Granite 4, Falcon-H1 (states of 256), Qwen3-Next, Kimi Linear and LFM 2 launch them."""
     for num_rows, length in ((1, 1), (4, 1024)):
         starts = meta(num_rows + 1, dtype=torch.int32)
         rows, tokens = StateRows(starts[:num_rows], starts, length), num_rows * length
+        values, z = meta(tokens, 2 * 8192).chunk(2, 1)
+        _, b, c = meta(tokens, 256 + 2 * 16).split((256, 16, 16), 1)
+        floats = meta(8192, dtype=torch.float32)
+        mamba1_scan_triton(
+            values, meta(tokens, 8192), b, c, meta(16, 8192, dtype=torch.float32),
+            meta(9, 16, 8192, dtype=torch.float32), rows, d=floats, dt_bias=floats,
+        )  # fmt: skip
+        gated_norm_triton(values, z, GatedNorm())
         for heads, state_size in ((128, 128), (32, 256)):
             inner = heads * 64
             z, mixed, dt = meta(tokens, 2 * inner + 2 * state_size + heads).split(
@@ -43,6 +52,14 @@ def launch_scans() -> None:
             meta(9, 32, 128, 128, dtype=torch.float32), rows, 1e-6,
         )  # fmt: skip
         gated_norm_triton(v, z, GatedNorm(meta(128), group_size=128, norms_first=True))
+        q, k, v = (each.unflatten(1, (32, 128)) for each in meta(tokens, 3 * 4096).chunk(3, 1))
+        gated_delta_scan_triton(
+            q, k, v, meta(tokens, 32, 128), meta(tokens, 288)[:, 256:], numbers, meta(32, 128, dtype=torch.float32),
+            meta(9, 32, 128, 128, dtype=torch.float32), rows, 1e-6,
+        )  # fmt: skip
+        gated_norm_triton(
+            v.flatten(1), meta(tokens, 4096), GatedNorm(meta(128), group_size=128, norms_first=True, is_sigmoid=True)
+        )
         before, after, x = meta(tokens, 3 * 2048).chunk(3, 1)
         short = ConvWeights(meta(2048, 3), has_silu=False)
         causal_conv1d_triton(x, short, meta(9, 2, 2048), rows, before, after)

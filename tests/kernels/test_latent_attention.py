@@ -104,15 +104,15 @@ def test_both_ways_give_the_same(lens: Lens) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("by_position", [True, False])
-def test_write(dtype: torch.dtype, by_position: bool) -> None:
+@pytest.mark.parametrize("by_position", [True, False, None])
+def test_write(dtype: torch.dtype, by_position: bool | None) -> None:
     kv, q = torch.randn(5, 40).to(dtype), torch.randn(5, 3, 24).to(dtype)
     angles, weight = torch.randn(30, 4), torch.randn(32).to(dtype)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     positions, slots = torch.tensor([3, 29, 0, 7, 8]), torch.tensor([9, 0, -1, 47, 16])
     pools = [torch.full((3, 1, 16, 40), 7.0, dtype=dtype) for _ in range(2)]
     queries = [q.clone(), q.clone()]
-    at, table = (positions, cos_sin) if by_position else (None, cos_sin[positions])
+    at, table = (positions, cos_sin) if by_position else (None, None if by_position is None else cos_sin[positions])
     latent_write_reference(kv, queries[0], at, table, weight, 1e-6, pools[0], slots)
     latent_write(kv, queries[1], at, table, weight, 1e-6, pools[1], slots)
     assert_near(queries[1], queries[0])

@@ -11,18 +11,24 @@ from torch import Tensor
 from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d, causal_conv1d_reference
 from penstock.kernels.scan.gated_delta import gated_delta_scan, gated_delta_scan_reference
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm, gated_norm_reference
+from penstock.kernels.scan.mamba1 import mamba1_scan, mamba1_scan_reference
 from penstock.kernels.scan.mamba2 import mamba2_scan, mamba2_scan_reference
 from penstock.kernels.scan.rows import StateRows
 from tests.kernels.pairs import every
 from tests.kernels.scan_cases import (
+    CHANNELS_CASES,
     CONV_CASES,
+    DELTA_CASES,
     NUM_ROWS,
     RAGGED,
     SCAN_CASES,
+    ChannelsCase,
     ConvCase,
     ScanCase,
     conv_inputs,
     gated_delta_inputs,
+    mamba1_inputs,
+    mamba1_state,
     mamba2_inputs,
     mamba2_state,
     state_rows,
@@ -51,6 +57,17 @@ def test_causal_conv1d(dtype: torch.dtype, counts: tuple[int, ...], case: ConvCa
     assert_near(states[1], states[0])
 
 
+@pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, CHANNELS_CASES))
+def test_mamba1_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ChannelsCase) -> None:
+    inputs, state = mamba1_inputs(case, sum(counts), dtype), mamba1_state(case)
+    states = state.repeat(2, 1, 1, 1)
+    expected = mamba1_scan_reference(**inputs, state=states[0], rows=state_rows(counts))
+    near(mamba1_scan(**inputs, state=states[1], rows=state_rows(counts)), expected)
+    near(states[1], states[0])
+    unused = [1, 4, 5]
+    assert torch.equal(states[1][unused], state[unused])
+
+
 @pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, SCAN_CASES))
 def test_mamba2_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ScanCase) -> None:
     inputs, state = mamba2_inputs(case, sum(counts), dtype), mamba2_state(case)
@@ -62,7 +79,7 @@ def test_mamba2_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ScanCase
     assert torch.equal(states[1][unused], state[unused])
 
 
-@pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, SCAN_CASES))
+@pytest.mark.parametrize(("dtype", "counts", "case"), every(DTYPES, RAGGED, DELTA_CASES))
 def test_gated_delta_scan(dtype: torch.dtype, counts: tuple[int, ...], case: ScanCase) -> None:
     inputs, state = gated_delta_inputs(case, sum(counts), dtype), mamba2_state(case)
     states = state.repeat(2, 1, 1, 1, 1)
@@ -73,16 +90,26 @@ def test_gated_delta_scan(dtype: torch.dtype, counts: tuple[int, ...], case: Sca
     assert torch.equal(states[1][unused], state[unused])
 
 
-@pytest.mark.parametrize("scan", ["mamba2", "gated delta", "conv"])
+_SCANS: dict[str, Callable[..., Tensor]] = {
+    "mamba1": mamba1_scan,
+    "mamba2": mamba2_scan,
+    "gated delta": gated_delta_scan,
+    "gated delta by key": gated_delta_scan,
+}
+
+
+@pytest.mark.parametrize("scan", ["mamba1", "mamba2", "gated delta", "gated delta by key", "conv"])
 def test_states_go_on(scan: str) -> None:
     """A prompt in pieces leaves what it leaves as a whole."""
-    case, conv = ScanCase(), ConvCase()
+    case, conv = ScanCase(by_key=scan == "gated delta by key"), ConvCase()
 
     def run(pieces: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)
         if scan == "conv":
             x, weights, _, _ = conv_inputs(conv, 150, torch.float32)
             state = torch.zeros(NUM_ROWS, conv.width - 1, conv.channels)
+        elif scan == "mamba1":
+            inputs, state = mamba1_inputs(ChannelsCase(), 150, torch.float32), mamba1_state(ChannelsCase()).zero_()
         elif scan == "mamba2":
             inputs, state = mamba2_inputs(case, 150, torch.float32), torch.zeros_like(mamba2_state(case))
         else:
@@ -94,8 +121,8 @@ def test_states_go_on(scan: str) -> None:
             if scan == "conv":
                 outs.append(causal_conv1d(x[now], weights, state, state_rows((count,))))
                 continue
-            scanned: Callable[..., Tensor] = mamba2_scan if scan == "mamba2" else gated_delta_scan
-            whole = ("a", "d", "dt_bias", "dt_limit")
+            scanned = _SCANS[scan]
+            whole = ("a", "d", "dt_bias", "dt_limit", "max_beta")
             some = {name: each if name in whole else each[now] for name, each in inputs.items()}
             outs.append(scanned(**some, state=state, rows=state_rows((count,))))
         return torch.cat(outs), state
@@ -107,17 +134,17 @@ def test_states_go_on(scan: str) -> None:
         near(left, state)
 
 
-NORMS = list(product((0, 16), (False, True), (False, True)))
+NORMS = list(product((0, 16), (False, True), (False, True), (False, True)))
 
 
 @pytest.mark.parametrize(("dtype", "norm"), list(product(DTYPES, [None, *NORMS])))
-def test_gated_norm(dtype: torch.dtype, norm: tuple[int, bool, bool] | None) -> None:
+def test_gated_norm(dtype: torch.dtype, norm: tuple[int, bool, bool, bool] | None) -> None:
     x, gate = torch.randn(2, 5, 64).to(dtype)
     weights = GatedNorm()
     if norm is not None:
-        group_size, shared, first = norm
+        group_size, shared, first, is_sigmoid = norm
         size = (group_size or 64) if shared else 64
-        weights = GatedNorm((1 + torch.randn(size) / 2).to(dtype), 1e-5, group_size, first)
+        weights = GatedNorm((1 + torch.randn(size) / 2).to(dtype), 1e-5, group_size, first, is_sigmoid)
     given = x.clone(), gate.clone()
     assert_near(gated_norm(x, gate, weights), gated_norm_reference(x, gate, weights))
     assert torch.equal(x, given[0])
@@ -141,6 +168,11 @@ def test_what_does_not_fit_is_refused() -> None:
             scan(**inputs, state=state[:, 1:], rows=rows)
         with pytest.raises(ValueError, match="fp32"):
             scan(**inputs, state=state.bfloat16(), rows=rows)
+    channels = mamba1_inputs(ChannelsCase(), 2, torch.float32)
+    with pytest.raises(ValueError, match="do not fit state"):
+        mamba1_scan(**channels, state=mamba1_state(ChannelsCase(48, 8)), rows=rows)
+    with pytest.raises(ValueError, match="fp32"):
+        mamba1_scan(**channels, state=mamba1_state(ChannelsCase()).bfloat16(), rows=rows)
     checked = [
         (mamba2_inputs(ScanCase(3, 2), 2, torch.float32), mamba2_scan),
         (gated_delta_inputs(ScanCase(3, 2), 2, torch.float32), gated_delta_scan),

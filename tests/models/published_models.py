@@ -55,6 +55,7 @@ _GRANITE_4_H = {
     **_TIED,
 }
 _UNTIED = {"tie_word_embeddings": False}
+_KIMI_ATTENDS = (4, 8, 12, 16, 20, 24, 27)
 _GEMMA4 = {
     "attention_k_eq_v": True,
     "head_dim": 256,
@@ -512,6 +513,35 @@ PUBLISHED = (
             shared_expert_intermediate_size=1024, linear_num_value_heads=64, **_UNTIED,
         ),
         "17B",
+    ),
+    # OLMo Hybrid
+    Published(
+        "allenai/Olmo-Hybrid-7B", "OlmoHybridForCausalLM", "7B", 122880,
+        _sizes(3840, 11008, 32, 30, 30, 100352, rope_theta=None),
+    ),
+    # Kimi Linear
+    Published(
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct", "KimiLinearForCausalLM", "49B", 8064,  # on the hub
+        _sizes(
+            2304, 9216, 27, 32, 32, 163840, head_dim=72, linear_attn_config={
+                "full_attn_layers": list(_KIMI_ATTENDS), "head_dim": 128,
+                "kda_layers": [i for i in range(1, 28) if i not in _KIMI_ATTENDS], "num_heads": 32,
+                "short_conv_kernel_size": 4,
+            },
+        ),
+        "3B",
+    ),
+    # Mamba 1: alone, and in Jamba
+    Published(
+        "state-spaces/mamba-2.8b-hf", "MambaForCausalLM", "2.77B", 0,
+        {"hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280},
+    ),
+    Published(
+        "tiiuae/falcon-mamba-7b", "FalconMambaForCausalLM", "7.27B", 0,
+        {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024, **_UNTIED},
+    ),
+    Published(
+        "ai21labs/Jamba-v0.1", "JambaForCausalLM", "51.6B", 16384, _sizes(4096, 14336, 32, 32, 8, 65536), "12B"
     ),
     # Mamba 2, Falcon-H1, Nemotron-H
     Published(

@@ -42,9 +42,10 @@ class LatentAttentionBlock(NamedTuple):
             latents = norm(self.q_a(x, step.inputs), self.q_a_norm)
         q = self.q(latents, step.inputs).unflatten(1, (its.num_heads, -1))
         over_pages = step.latents[pages.group]
-        rotation = step.rotations[its.rope]
+        rotation = None if its.rope is None else step.rotations[its.rope]
         over_pages.write(self.kv_a(x, step.inputs), q, self.kv_a_norm, rotation, pages)
         if self.indexer is not None:
+            assert rotation is not None
             index_k = norm(self.indexer.k(x, step.inputs), self.indexer.k_norm)
             index_q, weights = self.indexer.q(latents, step.inputs), self.indexer.weights(x.float(), step.inputs)
             over_pages.choose(torch.cat((index_q, index_k), 1), weights, its, rotation, pages)

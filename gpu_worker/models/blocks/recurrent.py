@@ -7,12 +7,45 @@ from torch import Tensor
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.norms import NormWeights, norm
 from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d
 from penstock.kernels.scan.gated_delta import gated_delta_scan
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm
+from penstock.kernels.scan.mamba1 import mamba1_scan
 from penstock.kernels.scan.mamba2 import mamba2_scan
 from penstock.models.description.decoder import SideBySide
-from penstock.models.description.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.models.description.recurrent import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
+
+
+class Mamba1Block(NamedTuple):
+    """See `Mamba1`, the description."""
+
+    mixer: Mamba1
+    projection: Linear  # [2 * inner, H]: x, then z
+    conv: ConvWeights  # over x
+    gates: Linear  # [num_gates, inner]: r, B, C
+    gate_norms: tuple[NormWeights, ...]  # of r, B and C; none, or three
+    steps: Linear  # [inner, dt_rank]
+    a: Tensor  # fp32[state_size, inner]
+    dt_bias: Tensor  # fp32[inner]
+    skip: Tensor  # fp32[inner]
+    out: Linear  # [H, inner]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, (conv_state, scan_state) = self.mixer, step.states[layer]
+        assert step.state_rows is not None
+        values, z = self.projection(x, step.inputs).chunk(2, dim=1)
+        values = causal_conv1d(values, self.conv, conv_state, step.state_rows)
+        gates = self.gates(values, step.inputs).split((its.dt_rank, its.state_size, its.state_size), dim=1)
+        if self.gate_norms:
+            gates = tuple(
+                norm(gate.contiguous(), weights) for gate, weights in zip(gates, self.gate_norms, strict=True)
+            )
+        of_steps, b, c = gates
+        dt = self.steps(of_steps.contiguous(), step.inputs)
+        y = mamba1_scan(values, dt, b, c, self.a, scan_state, step.state_rows, d=self.skip, dt_bias=self.dt_bias)
+        return self.out(gated_norm(y, z, GatedNorm()), step.inputs)
 
 
 class Mamba2Block(NamedTuple):
@@ -84,8 +117,36 @@ class GatedDeltaBlock(NamedTuple):
             self.dt_bias,
             delta_state,
             step.state_rows,
+            its.max_beta,
         )
         return self.out(gated_norm(y.flatten(1), z, self.norm), step.inputs)
+
+
+class KimiDeltaBlock(NamedTuple):
+    """See `KimiDelta`, the description."""
+
+    mixer: KimiDelta
+    projection: Linear  # [3 * inner, H]: q, k and v
+    gates: Linear  # [num_gates, H]: f, z, b
+    conv: ConvWeights  # over q, k and v
+    steps: Linear  # [inner, head_dim]
+    opening: Linear  # [inner, head_dim]
+    a: Tensor  # fp32[heads]
+    dt_bias: Tensor  # fp32[heads, head_dim]
+    norm: GatedNorm
+    out: Linear  # [H, inner]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, (conv_state, delta_state) = self.mixer, step.states[layer]
+        assert step.state_rows is not None
+        mixed = causal_conv1d(self.projection(x, step.inputs), self.conv, conv_state, step.state_rows)
+        q, k, v = (each.unflatten(1, (its.num_heads, its.head_dim)) for each in mixed.chunk(3, dim=1))
+        f, z, b = self.gates(x, step.inputs).split((its.head_dim, its.head_dim, its.num_heads), dim=1)
+        dt = self.steps(f.contiguous(), step.inputs).unflatten(1, (its.num_heads, its.head_dim))
+        y = gated_delta_scan(q, k, v, dt, b, self.a, self.dt_bias, delta_state, step.state_rows)
+        gate = self.opening(z.contiguous(), step.inputs)
+        return self.out(gated_norm(y.flatten(1), gate, self.norm), step.inputs)
 
 
 class ShortConvBlock(NamedTuple):
@@ -105,7 +166,7 @@ class ShortConvBlock(NamedTuple):
         return self.out(mixed, step.inputs)
 
 
-RecurrentBlock = Mamba2Block | GatedDeltaBlock | ShortConvBlock
+RecurrentBlock = Mamba1Block | Mamba2Block | GatedDeltaBlock | KimiDeltaBlock | ShortConvBlock
 
 
 class SideBySideBlock(NamedTuple):

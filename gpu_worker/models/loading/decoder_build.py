@@ -18,6 +18,7 @@ from penstock.gpu_worker.models.blocks.recurrent import RecurrentBlock, SideBySi
 from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear
+from penstock.gpu_worker.models.loading.norms import read_norm
 from penstock.gpu_worker.models.loading.recurrent_build import recurrent
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import Model
@@ -56,7 +57,7 @@ from penstock.models.weights.decoder import (
     LayerTableSources,
     MLPSources,
 )
-from penstock.models.weights.sources import LinearSource, NormSource, Source
+from penstock.models.weights.sources import LinearSource, Source
 
 log = structlog.get_logger()
 
@@ -319,16 +320,3 @@ def _floats(source: Source | None, reader: WeightReader) -> Tensor | None:
 def _given(norm: NormWeights | None) -> NormWeights:
     assert norm is not None
     return norm
-
-
-def read_norm(source: NormSource | None, reader: WeightReader) -> NormWeights | None:
-    """A norm's weights."""
-    if source is None:
-        return None
-    norm = source.norm
-    # Offset weights are kept in fp32: in bf16, 1 + w would lose most of the bits of a small w.
-    dtype = torch.float32 if norm.offset else None
-    weight = None if source.weight is None else reader.tensor(source.weight, dtype)
-    if weight is not None and norm.offset:
-        weight += norm.offset
-    return NormWeights(weight, norm.eps, norm.kind, None if source.bias is None else reader.tensor(source.bias, dtype))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.encoder import ClassHeadBlock, EncoderBlock, EncoderModel, EncoderWeights
 from penstock.gpu_worker.models.linear import Linear
-from penstock.gpu_worker.models.loading.decoder_build import read_norm
+from penstock.gpu_worker.models.loading.norms import read_norm
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.kernels.activation import Activation

@@ -32,14 +32,15 @@ struct LatentAttention {
 constexpr int kMostAbsorbed = 1 << 13;  // (token, head) pairs whose queries are in the latent space at the same time
 
 // Norms and rotates [latent | key] of a token, `key_dim` floats, and writes it to `slot` of its pages [pages, 1,
-// page_size, entry_dim], unless `slot` is negative. Rotates the heads of the token's queries [num_heads, q_dim].
+// page_size, entry_dim], unless `slot` is negative. Rotates the heads of the token's queries [num_heads, q_dim]. Without
+// `cos_sin` nothing is rotated.
 template <typename Kv>
 void keep_latent(const LatentAttention& layer, float* latent, float* q, const float* cos_sin, int64_t slot, Kv* pages) {
   Kv* to = slot < 0 ? nullptr : pages + slot * layer.entry_dim;
   for (size_t d = 0; to && d < size_t(layer.key_dim()); d += 64 / sizeof(Kv)) __builtin_prefetch(to + d, 1);
   normalize(layer.norm, latent, layer.kv_rank, latent);
-  rotate(latent + layer.kv_rank, cos_sin, layer.rope_dim);
-  for (int h = 0; h < layer.num_heads; h++) rotate(q + h * layer.q_dim() + layer.nope_dim, cos_sin, layer.rope_dim);
+  if (cos_sin) rotate(latent + layer.kv_rank, cos_sin, layer.rope_dim);
+  for (int h = 0; cos_sin && h < layer.num_heads; h++) rotate(q + h * layer.q_dim() + layer.nope_dim, cos_sin, layer.rope_dim);
   for (int d = 0; to && d < layer.key_dim(); d++) narrow(latent[d], to + d);
 }
 

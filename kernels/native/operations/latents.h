@@ -8,13 +8,13 @@ namespace penstock {
 
 struct Latents {  // as Latents in structs.py
   LatentAttention attention;
-  int32_t latents, q, to, layer, rotary;  // slots of [latent | key], of queries, and of results
+  int32_t latents, q, to, layer, rotary;  // slots of [latent | key], of queries, and of results; rotary -1: no rotation
 };
 
 inline void run_keeping(const Pass& pass, const Latents& op, int t) {
   const LayerPages& pages = pass.pool.layers[op.layer];
   const int64_t slot = pass.batch.groups[pages.group].slots[t];
-  const float* cos_sin = pass.cos_sin(op.rotary, t);
+  const float* cos_sin = op.rotary < 0 ? nullptr : pass.cos_sin(op.rotary, t);
   auto keep = [&](auto* keys) { keep_latent(op.attention, pass.at(op.latents, t), pass.at(op.q, t), cos_sin, slot, keys); };
   pass.pool.kind == kKvBf16 ? keep(static_cast<bf16*>(pages.keys)) : keep(static_cast<float*>(pages.keys));
 }

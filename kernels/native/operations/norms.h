@@ -57,15 +57,16 @@ inline void normalize(const NormWeights& norm, const float* x, int n, float* out
     std::copy_n(x, n, out);
 }
 
-// to = norm(from), or to += scale * norm(from), which overwrites `from`; for each of `count` adjacent vectors
+// to = norm(from), or to += scale * norm(from), which overwrites `from`; for each of `count` adjacent vectors. They begin
+// at `begin` in `from`, and at `first` in `to`.
 struct NormOperation {
   NormWeights norm;
-  int32_t size, count, from, to, first, is_added;  // `to` begins at `first`
+  int32_t size, count, from, begin, to, first, is_added;
   float scale;
 };
 
 inline void run(const Pass& pass, const NormOperation& op, int t) {
-  float *from = pass.at(op.from, t), *to = pass.at(op.to, t) + op.first;
+  float *from = pass.at(op.from, t) + op.begin, *to = pass.at(op.to, t) + op.first;
   const int end = op.size * op.count;
   for (int i = 0; i < end; i += op.size) normalize(op.norm, from + i, op.size, (op.is_added ? from : to) + i);
   for (int i = 0; op.is_added && i < end; i++) to[i] += from[i] * op.scale;

@@ -4,6 +4,7 @@
 #include "../pass.h"
 #include "../scan/convolution.h"
 #include "../scan/gated_delta.h"
+#include "../scan/mamba1.h"
 #include "../scan/mamba2.h"
 #include "norms.h"
 
@@ -73,10 +74,36 @@ inline double num_multiplications(const Mamba2Scanning& op, const Pass& pass) {
   return double(its.num_heads) * its.head_dim * its.state_size * (3 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
 }
 
+struct Mamba1Scanning {  // as Mamba1Scanning in structs.py
+  Mamba1 scan;
+  int32_t from, x, dts;      // slots, and where in the first one x begins
+  int32_t gates, b, c;  // another slot, and where in it they begin
+  int32_t to, state;
+};
+
+inline void run(const Pass& pass, const Mamba1Scanning& op) {
+  constexpr int kChannels = 4 * kLanes;
+  const int channels = op.scan.channels, num_parts = (channels + kChannels - 1) / kChannels;
+  each_part_of_rows(pass, num_parts, 1, [&](int row, int first, int count, int part) {
+    const float* const gates = pass.at(op.gates, first);
+    const Mamba1Row its{pass.at(op.from, first) + op.x, pass.at(op.dts, first), gates + op.b, gates + op.c,
+                        pass.at(op.to, first), state_of(pass, op.state, row), pass.slots[op.from].stride,
+                        pass.slots[op.dts].stride, pass.slots[op.gates].stride, pass.slots[op.to].stride, count};
+    scan(op.scan, its, part * kChannels, std::min(channels, (part + 1) * kChannels));
+  });
+}
+
+// An exponential is about as much work as ten multiplications.
+inline double num_multiplications(const Mamba1Scanning& op, const Pass& pass) {
+  const double size = double(op.scan.channels) * op.scan.state_size;
+  return size * (13 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
+}
+
 struct DeltaScanning {  // as DeltaScanning in structs.py
   GatedDelta scan;
   int32_t from, q, k, v;  // a slot, and where in it they begin
-  int32_t gates, dt, b;   // another one
+  int32_t steps, dt;      // another one
+  int32_t gates, b;       // and another one
   int32_t to, state;
 };
 
@@ -85,13 +112,15 @@ inline void run(const Pass& pass, const DeltaScanning& op) {
   const int heads_of_key = its.num_heads / its.num_key_heads;
   each_part_of_rows(pass, its.num_heads, 1, [&](int row, int first, int count, int head) {
     static thread_local Buffer buffer;
-    const float *from = pass.at(op.from, first), *gates = pass.at(op.gates, first);
+    const float *from = pass.at(op.from, first), *steps = pass.at(op.steps, first) + op.dt;
     const int key = head / heads_of_key * its.key_dim, value = head * its.value_dim;
-    const GatedDeltaRow part{from + op.q + key, from + op.k + key, from + op.v + value, gates + op.dt + head,
-                             gates + op.b + head, pass.at(op.to, first) + value,
+    const GatedDeltaRow part{from + op.q + key, from + op.k + key, from + op.v + value,
+                             steps + head * (its.decays_by_key ? its.key_dim : 1),
+                             pass.at(op.gates, first) + op.b + head, pass.at(op.to, first) + value,
                              state_of(pass, op.state, row) + size_t(value) * its.key_dim, pass.slots[op.from].stride,
-                             pass.slots[op.gates].stride, pass.slots[op.to].stride, count};
-    scan(its, part, head, buffer.of(delta_scratch(its.key_dim)));
+                             pass.slots[op.steps].stride, pass.slots[op.gates].stride, pass.slots[op.to].stride, count};
+    float* const scratch = buffer.of(delta_scratch(its.key_dim));
+    its.decays_by_key ? scan<true>(its, part, head, scratch) : scan<false>(its, part, head, scratch);
   });
 }
 
@@ -100,11 +129,12 @@ inline double num_multiplications(const DeltaScanning& op, const Pass& pass) {
   return double(its.num_heads) * its.key_dim * its.value_dim * (4 * pass.batch.num_tokens + pass.batch.num_rows * kReading);
 }
 
-// x = norm(x * silu(gate)), or x = norm(x) * silu(gate); the norm is over each `group_size` floats
+// x = norm(x * silu(gate)), or x = norm(x) * silu(gate), or with the gate's sigmoid; the norm, if there is one, is over
+// each `group_size` floats
 struct GatedNorm {  // as GatedNorm in structs.py
   NormWeights norm;
   int32_t x, gate, gate_first, size, group_size, weight_step, norms_first;
-  int32_t is_sigmoid;  // x *= sigmoid(gate), without a norm
+  int32_t is_sigmoid;
 };
 
 // x *= sigmoid(gate), or x *= silu(gate)

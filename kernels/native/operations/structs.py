@@ -40,7 +40,7 @@ class Positions(ctypes.Structure):
 class Norm(ctypes.Structure):
     _fields_ = (
         ("norm", NormWeightsStruct),
-        *numbers("size", "count", "from_", "to", "first", "is_added"),
+        *numbers("size", "count", "from_", "begin", "to", "first", "is_added"),
         ("scale", c_float),
     )
 
@@ -130,6 +130,14 @@ class Convolving(ctypes.Structure):
     )
 
 
+class Mamba1Struct(ctypes.Structure):
+    _fields_ = (*pointers("a", "dt_bias", "skip"), *numbers("channels", "state_size"))
+
+
+class Mamba1Scanning(ctypes.Structure):
+    _fields_ = (("scan", Mamba1Struct), *numbers("from_", "x", "dts", "gates", "b", "c", "to", "state"))
+
+
 class Mamba2Struct(ctypes.Structure):
     _fields_ = (
         *pointers("a", "dt_bias", "skip"),
@@ -143,11 +151,18 @@ class Mamba2Scanning(ctypes.Structure):
 
 
 class GatedDeltaStruct(ctypes.Structure):
-    _fields_ = (*pointers("a", "dt_bias"), *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"))
+    _fields_ = (
+        *pointers("a", "dt_bias"),
+        *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"),
+        *(("max_beta", c_float), ("decays_by_key", c_int32)),
+    )
 
 
 class DeltaScanning(ctypes.Structure):
-    _fields_ = (("scan", GatedDeltaStruct), *numbers("from_", "q", "k", "v", "gates", "dt", "b", "to", "state"))
+    _fields_ = (
+        ("scan", GatedDeltaStruct),
+        *numbers("from_", "q", "k", "v", "steps", "dt", "gates", "b", "to", "state"),
+    )
 
 
 class GatedNorm(ctypes.Structure):
@@ -162,5 +177,5 @@ OPERATIONS = (
     *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, Adding, KeepingLatents, GatedNorm),
     KeepingIndexKeys,
     *(Product, Attending, Mixing, AttendingLatents, Reducing),
-    *(Convolving, Mamba2Scanning, DeltaScanning, Choosing),
+    *(Convolving, Mamba1Scanning, Mamba2Scanning, DeltaScanning, Choosing),
 )

@@ -116,13 +116,18 @@ class ProgramBuilder:
         *,
         added: float | None = None,
         count: int = 1,
+        begin: int = 0,
         first: int = 0,
     ) -> None:
-        """to = norm(source), for each of `count` adjacent vectors of `size` floats; written from `first` on in `to`.
+        """to = norm(source), for each of `count` adjacent vectors of `size` floats.
+
+        They are read from `begin` on in `source`, and written from `first` on in `to`.
 
         Or, with `added`, to += added * norm(source), which overwrites `source`.
         """
-        operation = structs.Norm(self._norm(norm), size, count, source, to, first, added is not None, added or 0.0)
+        operation = structs.Norm(
+            self._norm(norm), size, count, source, begin, to, first, added is not None, added or 0.0
+        )
         self.append(operation, size * count)
 
     def scale(
@@ -238,7 +243,7 @@ class ProgramBuilder:
         self.append(structs.Mixing(experts.struct, source, judged, to, added is not None, added or 0.0), 0, experts)
 
     def attend_to_latents(
-        self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int
+        self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int | None
     ) -> None:
         """Norm and rotate new latents and their keys, write them to the pages of a layer, and attend over the pages.
 
@@ -248,10 +253,10 @@ class ProgramBuilder:
             q: slot with all heads of the queries; it is changed.
             to: slot of the result, all heads of values.
             layer: index of the pages.
-            rotary: index of the rotary table.
+            rotary: index of the rotary table; None: no rotation.
         """
         its = attention.struct
-        places = (latents, q, to, layer, rotary)
+        places = (latents, q, to, layer, -1 if rotary is None else rotary)
         self.append(structs.KeepingLatents(its, *places), its.num_heads * (its.nope_dim + its.rope_dim), attention)
         self.append(structs.AttendingLatents(its, *places))
 

@@ -23,7 +23,7 @@ enum OperationKind {  // as OPERATIONS in operations/structs.py
   kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kAdding,  // on single tokens
   kKeepingLatents, kGatedNorm, kKeepingIndexKeys,
   kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
-  kConvolving, kMamba2Scanning, kDeltaScanning, kChoosing,
+  kConvolving, kMamba1Scanning, kMamba2Scanning, kDeltaScanning, kChoosing,
 };
 
 struct Operation {  // as _Operation in builder.py
@@ -81,6 +81,8 @@ inline void run_of_batch(const Pass& pass, const Operation& operation) {
       return run(pass, *static_cast<const Reducing*>(operation.what));
     case kConvolving:
       return run(pass, *static_cast<const Convolving*>(operation.what));
+    case kMamba1Scanning:
+      return run(pass, *static_cast<const Mamba1Scanning*>(operation.what));
     case kMamba2Scanning:
       return run(pass, *static_cast<const Mamba2Scanning*>(operation.what));
     case kDeltaScanning:
@@ -104,6 +106,8 @@ inline double num_multiplications(const Operation& operation, const Pass& pass) 
       return num_multiplications(*static_cast<const Latents*>(operation.what), pass);
     case kConvolving:
       return num_multiplications(*static_cast<const Convolving*>(operation.what), pass);
+    case kMamba1Scanning:
+      return num_multiplications(*static_cast<const Mamba1Scanning*>(operation.what), pass);
     case kMamba2Scanning:
       return num_multiplications(*static_cast<const Mamba2Scanning*>(operation.what), pass);
     case kDeltaScanning:

@@ -44,6 +44,7 @@ def latent_write_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
+    ROTATES: tl.constexpr,
 ):
     """Grid (T, 1 + blocks of q heads): first a token's latent and key, then its queries, BLOCK_H heads at a time."""
     token = tl.program_id(0).to(tl.int64)
@@ -52,9 +53,12 @@ def latent_write_kernel(
     position = token
     if HAS_POSITIONS:
         position = tl.load(positions_ptr + token).to(tl.int64)
-    cs_row = cos_sin_ptr + position * stride_cs
-    cos = tl.load(cs_row + half, mask=half < HALF, other=0.0)
-    sin = tl.load(cs_row + HALF + half, mask=half < HALF, other=0.0)
+    if ROTATES:
+        cs_row = cos_sin_ptr + position * stride_cs
+        cos = tl.load(cs_row + half, mask=half < HALF, other=0.0)
+        sin = tl.load(cs_row + HALF + half, mask=half < HALF, other=0.0)
+    else:
+        cos, sin = tl.full((BLOCK_HALF,), 1.0, tl.float32), tl.zeros((BLOCK_HALF,), tl.float32)
     if block == 0:
         slot = tl.load(slots_ptr + token).to(tl.int64)
         if slot >= 0:
@@ -79,7 +83,7 @@ def latent_write_triton(
     kv: Tensor,
     q: Tensor,
     positions: Tensor | None,
-    cos_sin: Tensor,
+    cos_sin: Tensor | None,
     weight: Tensor,
     eps: float,
     pages: Tensor,
@@ -89,14 +93,15 @@ def latent_write_triton(
     num_tokens, num_heads, dim = q.shape
     if not num_tokens:
         return
-    rope_dim = cos_sin.shape[1]
+    rope_dim = kv.shape[1] - weight.shape[0]
     # Few tokens: many small programs, for latency. Many tokens: fewer, larger programs.
     block_h = next_power_of_two(min(num_heads, 8 if num_tokens <= 64 else 32))
-    latent_write_kernel[(num_tokens, 1 + ceil_div(num_heads, block_h))](
+    of_queries = 0 if cos_sin is None else ceil_div(num_heads, block_h)
+    latent_write_kernel[(num_tokens, 1 + of_queries)](
         kv,
         q,
         slot_mapping if positions is None else positions,
-        cos_sin,
+        weight if cos_sin is None else cos_sin,
         weight,
         pages,
         slot_mapping,
@@ -104,7 +109,7 @@ def latent_write_triton(
         kv.stride(0),
         q.stride(0),
         q.stride(1),
-        cos_sin.stride(0),
+        0 if cos_sin is None else cos_sin.stride(0),
         pages.stride(0),
         pages.stride(2),
         NUM_HEADS=num_heads,
@@ -116,6 +121,7 @@ def latent_write_triton(
         PAGE_SIZE=pages.shape[2],
         BLOCK_H=block_h,
         HAS_POSITIONS=positions is not None,
+        ROTATES=cos_sin is not None,
         num_warps=2,
         enable_fp_fusion=False,  # as in `qk_norm_rope_write_triton`
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.scan.rows import StateRows
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
+from penstock.kernels.triton.scan.gated_delta_by_key import scan_decays_by_key
 from penstock.kernels.triton.scan.gated_delta_chunks import scan_chunks
 from penstock.kernels.triton.scan.mamba2 import softplus
 
@@ -15,7 +16,7 @@ from penstock.kernels.triton.scan.mamba2 import softplus
 def gated_delta_kernel(
     q_ptr, k_ptr, v_ptr, dt_ptr, b_ptr, a_ptr, dt_bias_ptr, state_ptr, out_ptr, rows_ptr, start_ptr,
     stride_q, stride_k, stride_v, stride_dt, stride_b, stride_row, num_heads, heads_of_key, key_dim, value_dim,
-    scale, eps,
+    scale, eps, max_beta,
     KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Grid (N, H, blocks of values): the rows with one new token."""
@@ -36,7 +37,7 @@ def gated_delta_kernel(
     q *= scale / tl.sqrt(tl.sum(q * q, 0) + eps)
     k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + eps)
     dt = tl.load(dt_ptr + token * stride_dt + head).to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
-    beta = tl.sigmoid(tl.load(b_ptr + token * stride_b + head).to(tl.float32))
+    beta = max_beta * tl.sigmoid(tl.load(b_ptr + token * stride_b + head).to(tl.float32))
     state *= tl.exp(tl.load(a_ptr + head) * softplus(dt))
     delta = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * delta[None, :]
@@ -56,10 +57,13 @@ def gated_delta_scan_triton(
     state: Tensor,
     rows: StateRows,
     eps: float,
+    max_beta: float = 1.0,
 ) -> Tensor:
     """Arguments and result as in `gated_delta_scan`; `eps` is added to the squares of keys and queries."""
     num_heads, value_dim = v.shape[1:]
     num_key_heads, key_dim = k.shape[1:]
+    if dt.ndim == 3:
+        return scan_decays_by_key(q, k, v, dt, b, a, dt_bias, state, rows, eps, max_beta)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if not v.shape[0]:
         return out
@@ -67,11 +71,11 @@ def gated_delta_scan_triton(
     gated_delta_kernel[(rows.rows.shape[0], num_heads, ceil_div(value_dim, values))](
         *(q, k, v, dt, b, a, dt_bias, state, out, rows.rows, rows.query_start_loc),
         *(q.stride(0), k.stride(0), v.stride(0), dt.stride(0), b.stride(0), state.stride(0)),
-        *(num_heads, num_heads // num_key_heads, key_dim, value_dim, key_dim**-0.5, eps),
+        *(num_heads, num_heads // num_key_heads, key_dim, value_dim, key_dim**-0.5, eps, max_beta),
         KEYS=next_power_of_two(key_dim),
         VALUES=values,
         num_warps=4,
     )
     if rows.max_query_len > 1:
-        scan_chunks(q, k, v, dt, b, a, dt_bias, state, rows, eps, out)
+        scan_chunks(q, k, v, dt, b, a, dt_bias, state, rows, eps, max_beta, out)
     return out

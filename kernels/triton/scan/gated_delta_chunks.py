@@ -39,7 +39,8 @@ def _log_decays(dt_ptr, a_ptr, dt_bias_ptr, token, stride, head, is_new):
 @triton.jit
 def solve_chunks_kernel(
     q_ptr, k_ptr, dt_ptr, b_ptr, a_ptr, dt_bias_ptr, solved_ptr, start_ptr, stride_q, stride_k, stride_dt, stride_b,
-    num_heads, heads_of_key, key_dim, scale, eps, CHUNK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    num_heads, heads_of_key, key_dim, scale, eps, max_beta,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (N, chunks, H): W = (I + A)^-1 diag(beta) of a chunk, and P W; each has a row for each of its tokens."""
     row, begin, head = tl.program_id(0), tl.program_id(1) * CHUNK, tl.program_id(2)
@@ -53,7 +54,7 @@ def solve_chunks_kernel(
     of_key = head // heads_of_key * key_dim
     k = _unit_rows(k_ptr, token, stride_k, of_key, is_new, key_dim, eps, KEYS)
     decay = tl.cumsum(_log_decays(dt_ptr, a_ptr, dt_bias_ptr, token, stride_dt, head, is_new), 0)
-    beta = tl.sigmoid(tl.load(b_ptr + token * stride_b + head, mask=is_new, other=0.0).to(tl.float32))
+    beta = max_beta * tl.sigmoid(tl.load(b_ptr + token * stride_b + head, mask=is_new, other=0.0).to(tl.float32))
     since = tl.exp(tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf")))
     system = tl.where(i[:, None] > i[None, :], tl.dot(k, tl.trans(k), input_precision=PRECISION) * since, 0.0)
     system *= beta[:, None]
@@ -124,6 +125,7 @@ def scan_chunks(
     state: Tensor,
     rows: StateRows,
     eps: float,
+    max_beta: float,
     out: Tensor,
 ) -> None:
     """Scan the rows that have several new tokens, into `out`; arguments as in `gated_delta_scan_triton`."""
@@ -137,7 +139,7 @@ def scan_chunks(
     solve_chunks_kernel[(num_rows, ceil_div(rows.max_query_len, chunk), num_heads)](
         *(q, k, dt, b, a, dt_bias, solved, rows.query_start_loc),
         *(q.stride(0), k.stride(0), dt.stride(0), b.stride(0)),
-        *(num_heads, heads_of_key, key_dim, key_dim**-0.5, eps),
+        *(num_heads, heads_of_key, key_dim, key_dim**-0.5, eps, max_beta),
         CHUNK=chunk,
         KEYS=keys,
         PRECISION=precision,

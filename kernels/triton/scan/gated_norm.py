@@ -12,7 +12,7 @@ from penstock.kernels.triton.device import next_power_of_two
 @triton.jit
 def gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, stride_x, stride_g, stride_o, group_size, weight_step, eps,
-    NORM: tl.constexpr, NORMS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, NORMS_FIRST: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, groups)."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -21,7 +21,9 @@ def gated_norm_kernel(
     at = group * group_size + cols
     y = tl.load(x_ptr + row * stride_x + at, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * stride_g + at, mask=mask, other=0.0).to(tl.float32)
-    opening = gate * tl.sigmoid(gate)
+    opening = tl.sigmoid(gate)
+    if not SIGMOID:
+        opening *= gate
     if not NORMS_FIRST:
         y *= opening
     if NORM:
@@ -38,7 +40,7 @@ def gated_norm_triton(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    weight, eps, group_size, norms_first = weights
+    weight, eps, group_size, norms_first, is_sigmoid = weights
     group_size = group_size or width
     block = next_power_of_two(group_size)
     gated_norm_kernel[(num_tokens, width // group_size)](
@@ -46,6 +48,7 @@ def gated_norm_triton(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
         *(group_size if weight is not None and len(weight) == width else 0, eps),
         NORM=weight is not None,
         NORMS_FIRST=norms_first,
+        SIGMOID=is_sigmoid,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )

@@ -31,8 +31,8 @@ PROMPTS = prompts((1, 2, 15, 16, 17, 60, 133, 300))
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0)
 NAMES = ["llama", "llama-dynamic", "llama-llama3", "llama-mqa-biases", "mistral-window", "qwen3", "qwen3-layer-types"]
 FEW = [
-    "llama", "qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v2-lite", "mamba2", "qwen3_next", "falcon_h1",
-    "llama4-chunks", "phi3-longrope-long", "gpt2",
+    "llama", "qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v2-lite", "jamba", "mamba2", "qwen3_next",
+    "falcon_h1", "kimi_linear", "llama4-chunks", "phi3-longrope-long", "gpt2",
 ]  # fmt: skip
 """Families that together have every kind of layer; the others are marked as long."""
 BF16_ERROR = 0.06

@@ -32,6 +32,19 @@ DELTA = {
     "linear_value_head_dim": 20,
     "head_dim": 16,
 }
+OLMO = {
+    **DELTA,
+    # As large as each other: transformers saves three convolutions of equal sizes, whatever their sizes are.
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 12,
+}
+KIMI = {
+    "layer_types": _GRANITE["layer_types"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "num_key_value_heads": 4,
+}
 _BIASED = {"attention_bias": True}
 SECTIONS = rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)
 _ALONE = {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}
@@ -98,10 +111,53 @@ CASES = {
     ),
     "qwen3_5_text": Case("qwen3_5_text", {**DELTA, **SECTIONS}, by_transformers=False),
     "qwen3_5_moe_text": Case("qwen3_5_moe_text", {**DELTA, **SECTIONS, "num_experts": 8}, by_transformers=False),
+    "olmo_hybrid": Case("olmo_hybrid", {**OLMO, "rope_parameters": {"rope_theta": None}}, by_transformers=False),
+    "olmo_hybrid-rotary": Case(
+        "olmo_hybrid",
+        {**OLMO, **_BIASED, "linear_allow_neg_eigval": False, "linear_num_key_heads": 4, "linear_key_head_dim": 12},
+        by_transformers=False,
+    ),
     "mamba2": Case("mamba2", _ALONE, by_transformers=False),
     "mamba2-bounded": Case(
         "mamba2",
         {**_ALONE, "use_bias": True, "use_conv_bias": False, "n_groups": 1, "time_step_limit": (0.4, 1.5)},
+        by_transformers=False,
+    ),
+    "mamba": Case("mamba", by_transformers=False),
+    "mamba-biases": Case(
+        "mamba",
+        {"state_size": 11, "time_step_rank": 7, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False},
+        by_transformers=False,
+    ),
+    "falcon_mamba": Case("falcon_mamba", {"state_size": 12, "time_step_rank": 5}, by_transformers=False),
+    "jamba": Case("jamba", {"attn_layer_period": 3, "attn_layer_offset": 1}, by_transformers=False),
+    "jamba-dense": Case(
+        "jamba",
+        {
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": 9,
+        },
+        by_transformers=False,
+    ),
+    "kimi_linear": Case("kimi_linear", KIMI, by_transformers=False),
+    "kimi_linear-groups": Case(
+        "kimi_linear",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "linear_conv_kernel_dim": 3,
+            "n_group": 4,
+            "norm_topk_prob": False,
+            "q_lora_rank": 20,
+            "topk_group": 2,
+        },
         by_transformers=False,
     ),
     "falcon_h1": Case("falcon_h1", {**_FALCON, "mamba_rms_norm": True}, by_transformers=False),

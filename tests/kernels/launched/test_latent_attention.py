@@ -87,8 +87,8 @@ def test_expanded(device: str, dtype: torch.dtype, nope_dim: int, v_dim: int, ti
     assert_near(got, expanded_attention_reference(*inputs, scale=0.2))
 
 
-@pytest.mark.parametrize(("num_tokens", "by_position"), [(5, True), (5, False), (70, True)])
-def test_write(device: str, dtype: torch.dtype, num_tokens: int, by_position: bool) -> None:
+@pytest.mark.parametrize(("num_tokens", "by_position"), [(5, True), (5, False), (70, True), (70, None)])
+def test_write(device: str, dtype: torch.dtype, num_tokens: int, by_position: bool | None) -> None:
     kv = torch.randn(num_tokens, 40, device=device).to(dtype)
     q = torch.randn(num_tokens, 3, 24, device=device).to(dtype)
     angles, weight = torch.randn(90, 4, device=device), torch.randn(32, device=device).to(dtype)
@@ -98,7 +98,7 @@ def test_write(device: str, dtype: torch.dtype, num_tokens: int, by_position: bo
     slots[1] = -1
     pools = [torch.full((6, 1, 16, 40), 7.0, dtype=dtype, device=device) for _ in range(2)]
     queries = [q.clone(), q.clone()]
-    at, table = (positions, cos_sin) if by_position else (None, cos_sin[positions])
+    at, table = (positions, cos_sin) if by_position else (None, None if by_position is None else cos_sin[positions])
     latent_write_reference(kv, queries[0], at, table, weight, 1e-6, pools[0], slots)
     latent_write_triton(kv, queries[1], at, table, weight, 1e-6, pools[1], slots)
     assert_near(queries[1], queries[0], factor=2)

@@ -18,24 +18,30 @@ from penstock.kernels.native.recurrent import (
     convolve,
     norm_gated,
     scan_gated_delta,
+    scan_mamba1,
     scan_mamba2,
 )
 from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d_reference
 from penstock.kernels.scan.gated_delta import gated_delta_scan_reference
 from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm_reference
+from penstock.kernels.scan.mamba1 import mamba1_scan_reference
 from penstock.kernels.scan.mamba2 import mamba2_scan_reference
 from penstock.kernels.scan.rows import StateRows
 from tests.kernels.native.native_library import load_library
 from tests.kernels.pairs import every
 from tests.kernels.scan_cases import (
+    CHANNELS_CASES,
     CONV_CASES,
+    DELTA_CASES,
     NUM_ROWS,
     RAGGED,
-    SCAN_CASES,
+    ChannelsCase,
     ConvCase,
     ScanCase,
     conv_inputs,
     gated_delta_inputs,
+    mamba1_inputs,
+    mamba1_state,
     mamba2_inputs,
     mamba2_state,
     state_rows,
@@ -43,7 +49,7 @@ from tests.kernels.scan_cases import (
 from tests.kernels.test_scan import NORMS, near
 
 _OUT = ProgramBuilder.OUT
-_WHOLE = ("a", "d", "dt_bias", "dt_limit")  # not of each token
+_WHOLE = ("a", "d", "dt_bias", "dt_limit", "max_beta")  # not of each token
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -80,10 +86,27 @@ class Operation:
         return out[:, :size]
 
 
+def mamba1_operation(library: Library, case: ChannelsCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
+    channels, size = case
+    whole = {name: inputs[name] for name in ("a", "d", "dt_bias")}
+
+    def add(builder: ProgramBuilder, given: int, to: int) -> None:
+        dts = builder.slot(channels)
+        builder.norm(None, given, dts, channels)
+        scan_mamba1(builder, 0, Part(given, channels), dts, given, 2 * channels, 2 * channels + size, to, **whole)
+
+    operation = Operation(library, 2 * channels + 2 * size, add)
+
+    def run(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor, rows: StateRows, **_: Any) -> Tensor:
+        return operation([dt, x, b, c], rows, [state], channels)
+
+    return run
+
+
 def mamba2_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
     x, b, c, dt = (inputs[name].flatten(1).shape[1] for name in ("x", "b", "c", "dt"))
     shape = Mamba2Shape(case.heads, case.groups, case.value_dim, case.key_dim)
-    whole = {name: inputs[name] for name in _WHOLE}
+    whole = {name: inputs[name] for name in ("a", "d", "dt_bias", "dt_limit")}
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         scan_mamba2(builder, shape, 0, given, 0, x, x + b, x + b + c, to, **whole)
@@ -97,18 +120,19 @@ def mamba2_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -
 
 
 def delta_operation(library: Library, case: ScanCase, inputs: dict[str, Any]) -> Callable[..., Tensor]:
-    q, v, dt = (inputs[name].flatten(1).shape[1] for name in ("q", "v", "dt"))
+    q, v, dt, b = (inputs[name].flatten(1).shape[1] for name in ("q", "v", "dt", "b"))
     shape = DeltaShape(case.heads, case.groups, case.key_dim, case.value_dim)
     end = 2 * q + v
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         scan_gated_delta(
-            *(builder, shape, 0, given, 0, q, 2 * q, given, end, end + dt, to),
+            *(builder, shape, 0, given, 0, q, 2 * q, Part(given, end), Part(given, end + dt), to),
             a=inputs["a"],
             dt_bias=inputs["dt_bias"],
+            max_beta=inputs["max_beta"],
         )
 
-    operation = Operation(library, end + 2 * dt, add)
+    operation = Operation(library, end + dt + b, add)
 
     def run(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, b: Tensor, state: Tensor, rows: StateRows, **_: Any) -> Tensor:
         return operation([q, k, v, dt, b], rows, [state], case.heads * case.value_dim).view(v.shape)
@@ -121,7 +145,7 @@ SCANS = {
     "gated delta": (gated_delta_inputs, delta_operation, gated_delta_scan_reference),
 }
 # Wide, narrow and odd heads, as vectors see them.
-NATIVE_CASES = (*SCAN_CASES, ScanCase(2, 1, 5, 7), ScanCase(2, 2, 40, 21), ScanCase(1, 1, 144, 33))
+NATIVE_CASES = (*DELTA_CASES, ScanCase(2, 1, 5, 7), ScanCase(2, 2, 40, 21), ScanCase(1, 1, 144, 33))
 
 
 @pytest.mark.parametrize(("scan", "counts", "case"), every(tuple(SCANS), RAGGED, NATIVE_CASES))
@@ -136,17 +160,46 @@ def test_scans(library: Library, scan: str, counts: tuple[int, ...], case: ScanC
     assert torch.equal(states[1][unused], state[unused])
 
 
+@pytest.mark.parametrize(("counts", "case"), every(RAGGED, CHANNELS_CASES))
+def test_scans_of_channels(library: Library, counts: tuple[int, ...], case: ChannelsCase) -> None:
+    inputs, state = mamba1_inputs(case, sum(counts), torch.float32), mamba1_state(case)
+    states, rows = state.repeat(2, 1, 1, 1), state_rows(counts)
+    expected = mamba1_scan_reference(**inputs, state=states[0], rows=rows)
+    near(mamba1_operation(library, case, inputs)(**inputs, state=states[1], rows=rows), expected, 4)
+    near(states[1], states[0], 4)
+    unused = [1, 4, 5]
+    assert torch.equal(states[1][unused], state[unused])
+
+
 def cut(inputs: dict[str, Any], now: slice) -> dict[str, Any]:
     return {name: each if name in _WHOLE else each[now] for name, each in inputs.items()}
 
 
-@pytest.mark.parametrize("case", [ScanCase(2, 1, 64, 128), ScanCase(2, 1, 128, 128), ScanCase(3, 3, 40, 21)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ScanCase(2, 1, 64, 128),
+        ScanCase(2, 1, 128, 128),
+        ScanCase(2, 1, 128, 128, by_key=True),
+        ScanCase(3, 3, 40, 21, by_key=True),
+    ],
+)
 @pytest.mark.parametrize("scan", SCANS)
 def test_bits_do_not_depend_on_the_batch(library: Library, scan: str, case: ScanCase) -> None:
     """A row alone and in pieces has the bits that it has in one piece beside others."""
     make, operation, _ = SCANS[scan]
-    inputs, state = make(case, 150 + 33, torch.float32), mamba2_state(case)
-    run = operation(library, case, inputs)
+    inputs = make(case, 150 + 33, torch.float32)
+    check_bits(operation(library, case, inputs), inputs, mamba2_state(case))
+
+
+@pytest.mark.parametrize("case", CHANNELS_CASES)
+def test_bits_of_channels_do_not_depend_on_the_batch(library: Library, case: ChannelsCase) -> None:
+    inputs = mamba1_inputs(case, 150 + 33, torch.float32)
+    check_bits(mamba1_operation(library, case, inputs), inputs, mamba1_state(case))
+
+
+def check_bits(run: Callable[..., Tensor], inputs: dict[str, Any], state: Tensor) -> None:
+    """For rows of 150 and of 33 tokens."""
     together = state.clone()
     expected = run(**inputs, state=together, rows=state_rows((150, 33)))
     for pieces in ((150,), (1, 149), (64, 64, 22), (100, 1, 1, 48)):
@@ -181,12 +234,14 @@ def test_convolutions(library: Library, counts: tuple[int, ...], case: ConvCase)
 
 
 @pytest.mark.parametrize("norm", [None, *NORMS])
-def test_gated_norms(library: Library, norm: tuple[int, bool, bool] | None) -> None:
+def test_gated_norms(library: Library, norm: tuple[int, bool, bool, bool] | None) -> None:
     x, gate = torch.randn(2, 5, 64)
     weights = GatedNorm()
     if norm is not None:
-        group_size, shared, first = norm
-        weights = GatedNorm(1 + torch.randn((group_size or 64) if shared else 64) / 2, 1e-5, group_size, first)
+        group_size, shared, first, is_sigmoid = norm
+        weights = GatedNorm(
+            1 + torch.randn((group_size or 64) if shared else 64) / 2, 1e-5, group_size, first, is_sigmoid
+        )
 
     def add(builder: ProgramBuilder, given: int, to: int) -> None:
         norm_gated(builder, weights, to, Part(given, 64), 64)

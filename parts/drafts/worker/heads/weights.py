@@ -8,7 +8,8 @@ from torch import Tensor
 from penstock.config.options import ConfigError
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.linear import Embedding, PlainEmbedding, PlainLinear
-from penstock.gpu_worker.models.loading.decoder_build import read_norm, read_weights
+from penstock.gpu_worker.models.loading.decoder_build import read_weights
+from penstock.gpu_worker.models.loading.norms import read_norm
 from penstock.gpu_worker.models.loading.stored import StoredWeights, as_tensor
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import HandsOutLayers, Model
