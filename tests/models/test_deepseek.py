@@ -49,6 +49,7 @@ def test_yarn_scales_scores_too() -> None:
     assert mixer(parse(rope_scaling=yarn)).scale == plain.scale
     scaled = mixer(parse(rope_scaling={**yarn, "mscale_all_dim": 1.0}))
     assert math.isclose(scaled.scale, plain.scale * (0.1 * math.log(40) + 1) ** 2)
+    assert scaled.rope is not None
     assert scaled.rope.attention_factor == 1.0
 
 

@@ -115,9 +115,9 @@ def test_choice(
     expected = choose_reference(*inputs, top_k=top_k)
     assert positions_of(choose_triton(*inputs, top_k=top_k, max_seq_len=40), inputs) == expected
     monkeypatch.setattr("penstock.kernels.triton.latents.choice.MOST_SCORES", 500)
-    longer = choose_triton(
-        *(torch.cat((each, each[:3])) for each in inputs[:2]), *inputs[2:], top_k=top_k, max_seq_len=200
-    )
+    q, weights = (torch.cat((each, each[:3])) for each in inputs[:2])
+    padded = inputs._replace(q=q, weights=weights)
+    longer = choose_triton(*padded, top_k=top_k, max_seq_len=200)
     count = len(expected)
     assert longer.counts[count:].eq(0).all()  # tokens behind all rows choose nothing
     assert positions_of(Choice(longer.slots[:count], longer.counts[:count]), inputs) == expected
