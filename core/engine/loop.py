@@ -233,10 +233,10 @@ class Engine:
             self._reset_scheduler(self.scheduler, hello, has_died=has_died)
         for on_workers in self.parts.on_workers:
             on_workers(hello)
-        self.on_group_incomplete()
+        self.on_group_changed()
 
-    def on_group_incomplete(self) -> None:
-        """Tell the frontends that there is no worker."""
+    def on_group_changed(self) -> None:
+        """Workers have come, or some are missing: tell the frontends whether there is a whole group."""
         self.frontends.tell_all(self.readiness())
         self.changed()
 
@@ -251,7 +251,7 @@ class Engine:
         if is_cut:
             limits = scheduler.limits
             log.warning("step size reduced", rows=limits.max_num_seqs, tokens=limits.max_num_batched_tokens)
-        self.on_group_incomplete()
+        self.on_group_changed()
 
     def _reset_scheduler(self, scheduler: Scheduler, hello: WorkerHello, *, has_died: bool) -> None:
         for on_workers_lost in self.parts.on_workers_lost:

@@ -65,7 +65,7 @@ class Listener(Protocol):
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """All ranks are there, with empty rows. `has_died`: some processes are new."""
 
-    def on_group_incomplete(self) -> None:
+    def on_group_changed(self) -> None:
         """A rank starts afresh, so the others must too; no plan can be sent before `on_group_ready`."""
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
@@ -204,7 +204,7 @@ class WorkerGroup:
         elif hello.was_welcomed and self._gathering is None:
             self._gathering = self._loop.call_later(_GATHER_SECONDS, self._stop_gathering)
         if was_ready and not self.is_ready:
-            self._listener.on_group_incomplete()
+            self._listener.on_group_changed()
 
     def _stop_gathering(self) -> None:
         """Some ranks are missing: dismiss those that are there, so that the whole group starts again."""

@@ -88,7 +88,7 @@ class PagePool:
         Free at once is safe although steps in flight may still read or write the page: the worker
         executes plans strictly in the order they were made, and the page's next owner writes it
         in a plan that is made later. So the old owner's accesses all come before the new owner's.
-        Copies to the host and back belong to a plan, and count as done in its order, too (`tiers.py`), even if they
+        Copies to the host and back belong to a plan, and count as done in its order, too, even if they
         run beside the steps (`gpu_worker/state/transfers.py`).
         """
         num_users = self._num_users

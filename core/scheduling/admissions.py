@@ -17,7 +17,15 @@ class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_accounts", "_blocked", "_favoured", "_is_paused", "_kv", "_parts", "_running", "_suspects", "_totals",
+        "_accounts",
+        "_awaits_departure",
+        "_blocked",
+        "_favoured",
+        "_kv",
+        "_parts",
+        "_running",
+        "_suspects",
+        "_totals",
         "_waiting",
     )  # fmt: skip
 
@@ -38,18 +46,18 @@ class Admissions:
         self._totals = totals
         self._suspects = suspects
         self._parts = parts
-        self._is_paused = False
+        self._awaits_departure = False
         self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
-    def pause(self) -> None:
+    def await_departure(self) -> None:
         """Admit nothing until a sequence has left: otherwise sequences that do not fit together take turns forever."""
-        self._is_paused = True
+        self._awaits_departure = True
 
     @property
-    def is_paused(self) -> bool:
+    def awaits_departure(self) -> bool:
         """Whether nothing is admitted until a sequence has left."""
-        return self._is_paused
+        return self._awaits_departure
 
     def favour(self, seq: Sequence) -> None:
         """Sequences were preempted for this one."""
@@ -83,7 +91,7 @@ class Admissions:
 
     def sequence_left(self) -> None:
         """A sequence has ended or is paused: there may be room now, and another head."""
-        self._is_paused = False
+        self._awaits_departure = False
         self._blocked = None
 
     def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
@@ -135,7 +143,7 @@ class Admissions:
         for why_not_join in self._parts.why_not_join:
             if why := why_not_join(request):
                 return why
-        if self._is_paused and len(self._running) and seq is not self._favoured:
+        if self._awaits_departure and len(self._running) and seq is not self._favoured:
             return Blocked.NO_PAGES_SINCE
         return ""
 
@@ -198,7 +206,7 @@ class Admissions:
         if seq is self._favoured:
             self._favoured = None
         else:
-            self._is_paused = False
+            self._awaits_departure = False
         kv.pool.share(start.page_ids)
         kv.reserve(num_new_pages)
         self._waiting.admit(seq)

@@ -84,7 +84,7 @@ class Yielding:
                 self._admissions.favour(head)
             if victim is not None:
                 return
-        if not running.num_free_rows and not self._admissions.is_paused:
+        if not running.num_free_rows and not self._admissions.awaits_departure:
             newcomer = self._waiting.without_row(running.rows_of)
             if newcomer is not None and self._admissions.lacks_room(newcomer):
                 victim = by_share(newcomer, running)
@@ -112,7 +112,7 @@ class Yielding:
         assert seq.account is not None
         seq.account.num_preemptions += 1
         if not at_end:
-            self._admissions.pause()
+            self._admissions.await_departure()
         is_swapped = any(swaps_out(seq) for swaps_out in self._swaps_out)
         self.preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason, is_swapped))
         self._vacate(seq, at_end)

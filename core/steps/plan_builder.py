@@ -17,7 +17,7 @@ from penstock.core.steps.drafts import DraftColumns
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, RowImage, StepPlan, TokenColumns
 
-Parts = tuple[float, float, float, float, float]
+PaceInputs = tuple[float, float, float, float, float]
 """The inputs of a step's predicted time (`prefill_pace.py`)."""
 
 
@@ -127,7 +127,7 @@ class InFlightStep(Struct, frozen=True):
     num_left: int  # sequences that had left the running set when it was planned
     has_logprobs: bool  # for some output or prompt token
     num_drafts: ListOf[int] = ()  # most of each decode; empty: none
-    predicted: tuple[Parts, int] | None = None  # the step's parts and expected microseconds (0: unknown)
+    predicted: tuple[PaceInputs, int] | None = None  # the step's parts and expected microseconds (0: unknown)
     starts: bytes = b""  # int32[at least as many as there are decodes]: the decodes' positions
     num_context: int = 0  # sum of these positions
     is_whole: bool = False  # the step computes one token of each running decode

@@ -11,7 +11,7 @@ from math import inf, sqrt
 from operator import mul
 
 from penstock.core.sequences.sequence import Request
-from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
+from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, PaceInputs
 from penstock.ipc.messages import StepResult
 
 MIN_TOKENS = 16  # so that prompts make progress, however slow the device is
@@ -45,7 +45,7 @@ _NUM_FIRST = 4
 """The first steps, this many, are believed whatever they took."""
 
 
-def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, int]]) -> Parts:
+def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, int]]) -> PaceInputs:
     """Return the parts that the weights multiply; `chunks` are (start, number of tokens)."""
     num_tokens = sum(num_new for _, num_new in chunks)
     num_pairs = sum(num_new * (start + num_new / 2) for start, num_new in chunks)
@@ -264,7 +264,7 @@ class PrefillPace:
         num_steps = -(-num_tokens // step_tokens)
         return self.chunk_us(0, num_tokens) + (num_steps - 1) * self.step_time.predict(parts_of(0, 0, []))
 
-    def predicted(self, starts: list[int], chunks: list[Chunk]) -> tuple[Parts, int] | None:
+    def predicted(self, starts: list[int], chunks: list[Chunk]) -> tuple[PaceInputs, int] | None:
         """Return a step's parts and its predicted microseconds (0 if unknown); None if nothing is learned."""
         if not self._learns or not chunks:
             return None
@@ -297,5 +297,5 @@ class PrefillPace:
         self.step_time.learn(parts, num_us)
 
 
-def _parts_of_decodes(decodes: DecodeBatch) -> Parts:
+def _parts_of_decodes(decodes: DecodeBatch) -> PaceInputs:
     return parts_of(len(decodes.seqs), sum(seq.num_computed_tokens for seq in decodes.seqs), [])
