@@ -229,7 +229,7 @@ def _processor_class(said: ProcessorFiles) -> str:
     if usual == "LlavaProcessor" and said.vision.get("model_type") == "pixtral":
         usual = "PixtralProcessor"
     named = said.processor.get("processor_class") or said.tokens.get("processor_class")
-    return str(named) if usual and named in _FAMILIES else usual
+    return named if usual and isinstance(named, str) and named in _FAMILIES else usual
 
 
 def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:

@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.config import ConfigError
 from penstock.models.files.source import Checkpoint
 from penstock.parts.images.child.decode import ImageRefusedError
-from penstock.parts.images.child.processor import ProcessedImage, key_of, plain
+from penstock.parts.images.child.processor import FAILURES, ProcessedImage, key_of, plain, refused
 from penstock.parts.images.families import NUMBER, ImageFamily, Placeholder
 from penstock.parts.images.processor_files import ProcessorFiles
 
@@ -40,15 +40,15 @@ class ForeignProcessor:
         self._run = f"(?:{self._one})+"
         self._kind = "pt" if family.needs_torchvision else "np"
         try:
-            self._processor = _made(checkpoint.path, ProcessorFiles(checkpoint))
-        except (ImportError, TypeError, ValueError, KeyError, AttributeError) as error:
+            its = self._processor = _made(checkpoint.path, ProcessorFiles(checkpoint))
+            merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors=self._kind)
+            known = inspect.signature(its._process_images).parameters  # some want settings of the whole processor, too
+            marks = its.image_token, getattr(its, "image_placeholder_token", None)
+        except FAILURES as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(f"transformers' image processor of this model cannot be used: {first[:200]}") from None
-        its = self._processor
-        if family.mark not in (its.image_token, getattr(its, "image_placeholder_token", None)):
-            raise ConfigError(f"the processor's mark for an image is {its.image_token!r}, not {family.mark!r}")
-        merged = its._merge_kwargs(tokenizer_init_kwargs=its.tokenizer.init_kwargs, return_tensors=self._kind)
-        known = inspect.signature(its._process_images).parameters  # some want settings of the whole processor, too
+        if family.mark not in marks:
+            raise ConfigError(f"the processor's mark for an image is {marks[0]!r}, not {family.mark!r}")
         self._arguments = {name: value for name, value in merged.items() if name in known} | merged["images_kwargs"]
 
     def process(self, image: Image.Image) -> ProcessedImage:
@@ -57,10 +57,8 @@ class ForeignProcessor:
             outputs, (text,) = self._processor._process_images([image], **self._arguments)
             unused = self._processor.unused_input_names
             tensors = {name: plain(_array(its)) for name, its in outputs.items() if name not in unused}
-        except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
-            width, height = image.size
-            said = str(error).partition("\n")[0][:160]
-            raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
+        except FAILURES as error:
+            raise refused(image, error) from None
         placed = [re.findall(self._one, run) for run in re.findall(self._run, text)]
         if not placed:
             raise ImageRefusedError("it is too small: the model would see nothing of it")

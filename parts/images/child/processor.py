@@ -33,6 +33,12 @@ _MODULES = {
 }
 
 
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What transformers' code raises when an image, or a setting in the checkpoint's files, does not suit it."""
+
+
 class ProcessedImage(NamedTuple):
     """An image in the form that the engine gets."""
 
@@ -57,7 +63,7 @@ class ImageProcessor:
         module = importlib.import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")
         try:
             self._process = getattr(module, f"{name}Pil").from_dict(dict(family.settings))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except FAILURES as error:
             raise ConfigError(f"preprocessor_config.json: {name} does not take it: {error}") from None
         self._is_nested = _MODULES[name] in ("idefics3", "smolvlm")  # it takes a list of images for each text
 
@@ -71,14 +77,19 @@ class ImageProcessor:
             outputs = self._process([[image]] if self._is_nested else [image], **self._family.arguments)
             arrays = {name: np.asarray(value) for name, value in outputs.items()}
             placeholder = self._family.placeholder(arrays)
-        except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
-            width, height = image.size
-            said = str(error).partition("\n")[0][:160]
-            raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
+        except FAILURES as error:
+            raise refused(image, error) from None
         if not all(count > 0 for count in placeholder.runs):
             raise ImageRefusedError("it is too small: the model would see nothing of it")
         tensors = {"pixel_values": plain(arrays["pixel_values"])}
         return ProcessedImage(key_of(tensors, placeholder.grid), placeholder, tensors)
+
+
+def refused(image: Image.Image, error: Exception) -> ImageRefusedError:
+    """What to tell when transformers' code has failed on an image."""
+    width, height = image.size
+    said = str(error).partition("\n")[0][:160]
+    return ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}")
 
 
 def processor_of(family: ImageFamily, checkpoint: Checkpoint) -> "ImageProcessor | ForeignProcessor":

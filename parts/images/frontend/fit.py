@@ -107,11 +107,13 @@ def _of_plain_tiles(said: ProcessorFiles, vision: TileVision) -> Iterator[_Pair]
 def _size_of_pictures(image: Mapping[str, Any], image_class: str, vision: TileVision) -> tuple[str, list[Any] | None]:
     """The field with the size of all processed pictures, and that size ([height, width]); None if sizes differ."""
     if isinstance(vision.views, TilesThenWhole):
-        longest = (image.get("max_image_size") or {"longest_edge": 364}).get("longest_edge")
+        longest = image.get("max_image_size") or {"longest_edge": 364}
+        if isinstance(longest, Mapping):
+            longest = longest.get("longest_edge")
         return "max_image_size", [longest, longest]
     is_cropped = image.get("do_center_crop", True) and image_class not in _WITHOUT_CROPS
     name = "crop_size" if is_cropped else "size"
     size = image.get(name) or {"height": 224, "width": 224}
-    if isinstance(size, int):
-        return name, [size, size]
-    return name, [size["height"], size["width"]] if {"height", "width"} <= set(size) else None
+    if isinstance(size, Mapping):
+        return name, [size["height"], size["width"]] if {"height", "width"} <= set(size) else None
+    return name, size if isinstance(size, list) else [size, size]

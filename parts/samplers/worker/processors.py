@@ -65,19 +65,22 @@ class Processor:
         Raises:
             ProcessorError: it has failed, now or when it was made.
         """
-        found: Any = None
-        if self._process is not None:
-            try:
-                found = self._process(draw.token_ids, z)
-            except Exception as error:
-                raise ProcessorError(f"logits processor {self._name!r}: {_said(error)}") from error
-        if self._error:
+        if self._process is None:
             raise ProcessorError(f"logits processor {self._name!r}: {self._error}")
-        if not isinstance(found, torch.Tensor) or found.shape != z.shape:
-            what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            wanted = f"a tensor of shape {list(z.shape)}"
-            raise ProcessorError(f"logits processor {self._name!r}: it returned {what} and not {wanted}")
-        return found.to(z)
+        shape = z.shape
+        try:  # what it returns may be a tensor of any kind, even one without a shape
+            found: Any = self._process(draw.token_ids.clone(), z)  # it may write to what it gets
+            if isinstance(found, torch.Tensor) and found.shape == shape and not found.is_complex():
+                return found.to(z).to_dense().view(shape)
+            if isinstance(found, torch.Tensor):
+                what = f"a tensor of shape {list(found.shape)} and {found.dtype}"
+            else:
+                what = type(found).__name__
+        except Exception as error:
+            raise ProcessorError(f"logits processor {self._name!r}: {_said(error)}") from error
+        raise ProcessorError(
+            f"logits processor {self._name!r}: it returned {what} and not a tensor of shape {list(shape)}"
+        )
 
 
 def _said(error: Exception) -> str:

@@ -24,7 +24,10 @@ _SIZES = ((120, 80), (56, 56), (90, 200), (300, 310))
 
 def fits(family: ImageFamily, vision: Vision) -> bool:
     """Whether the tower takes what the processor makes of some images, as the worker would check it."""
-    processor = ImageProcessor(family)
+    try:
+        processor = ImageProcessor(family)
+    except ConfigError:
+        return False
     for size in _SIZES:
         try:
             made = processor.process(noise(*size))
@@ -88,6 +91,9 @@ _SQUARE = {"height": 28, "width": 28}
         ("gemma3", _IMAGE, "size", {"height": 224, "width": 224}, "size is [224, 224]"),
         ("gemma3", _SETTINGS, "image_seq_length", 256, "image_seq_length is 256"),
         ("idefics3", _IMAGE, "max_image_size", {"longest_edge": 128}, "max_image_size is [128, 128]"),
+        ("idefics3", _IMAGE, "max_image_size", "large", "max_image_size is ['large', 'large']"),
+        ("gemma3", _IMAGE, "size", 1.5, "size is [1.5, 1.5]"),
+        ("llava", _IMAGE, "crop_size", ["a"], "crop_size is ['a']"),
         ("idefics3", _SETTINGS, "image_seq_len", 169, "image_seq_len is 169, but by config.json the"),
         ("smolvlm", _SETTINGS, "image_seq_len", 64, "image_seq_len is 64"),
         ("pixtral", _SETTINGS, "patch_size", 14, "patch_size is 14"),

@@ -1,5 +1,6 @@
 """Placeholders and pixel values are those of transformers' processors, for images of any size."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,13 @@ import torch  # noqa: F401 (before transformers' processors: in this process oth
 from penstock.config import ConfigError
 from penstock.models.files.folder import HuggingFaceFolder
 from penstock.models.finding.registry import open_checkpoint
+from penstock.parts.images.child.decode import ImageRefusedError
+from penstock.parts.images.child.foreign import ForeignProcessor
 from penstock.parts.images.child.processor import ImageProcessor
 from penstock.parts.images.families import image_family_of
 from penstock.parts.images.frontend.prompt import expanded, with_placeholders
+from tests.gpu_worker.families import foreign_eyes
+from tests.gpu_worker.families.foreign_eyes import FOREIGN_EYES
 from tests.parts.images.image_models import MODELS, noise
 
 _TEXTS = ("Look: {0}", "{0}{1}\n\n", "a\n{0}\n{1}\n{2} and what is it?", "{0}{0}")
@@ -65,3 +70,38 @@ def test_resolutions_that_are_none_are_told_at_the_start(tmp_path: Path, said: A
     folder = replace(family, image={**family.image, "image_grid_pinpoints": said}).write(tmp_path)
     with pytest.raises(ConfigError, match="image_grid_pinpoints must be pairs of sizes"):
         image_family_of(open_checkpoint(folder))
+
+
+def test_settings_of_other_types_are_told_and_end_nothing(tmp_path: Path) -> None:
+    """Whatever transformers' code raises: the process goes on, and says that it is the model that takes no image."""
+    model = MODELS["qwen2-vl"]
+    family = image_family_of(open_checkpoint(replace(model, settings={"processor_class": ["x"]}).write(tmp_path)))
+    assert family is not None
+    for name, value in (("patch_size", "x"), ("merge_size", None), ("size", [])):
+        with pytest.raises((ConfigError, ImageRefusedError)):
+            ImageProcessor(replace(family, settings={**family.settings, name: value})).process(noise(60, 40))
+
+
+def test_settings_of_other_types_in_towers_of_transformers(tmp_path: Path) -> None:
+    def write(file: str, **changes: Any) -> None:
+        eyes = FOREIGN_EYES["internvl"]
+        kinds = {"preprocessor_config": {"image_processor_type": eyes.image_processor, **eyes.image}}
+        kinds["processor_config"] = {"processor_class": eyes.processor, **eyes.settings}
+        for kind, content in kinds.items():
+            content = {**content, **(changes if kind == file else {})}
+            (tmp_path / f"{kind}.json").write_text(json.dumps(content))
+
+    model, _ = foreign_eyes.write(tmp_path, "internvl")
+    model.save_pretrained(tmp_path)
+    for file, changes in (
+        ("preprocessor_config", {"crop_size": []}),
+        ("preprocessor_config", {"max_patches": "x"}),
+        ("processor_config", {"image_seq_length": None}),
+        ("processor_config", {"processor_class": "WhisperProcessor"}),
+    ):
+        write(file, **changes)
+        checkpoint = open_checkpoint(tmp_path)
+        family = image_family_of(checkpoint)
+        assert family is not None
+        with pytest.raises((ConfigError, ImageRefusedError)):
+            ForeignProcessor(checkpoint, family).process(noise(60, 40))

@@ -12,13 +12,13 @@ from penstock.config.samplers import Draw
 from penstock.frontend.errors import EngineFailed, InvalidParameter
 from penstock.parts.samplers.options import SamplerOptions
 from penstock.parts.samplers.worker.processors import Processor, ProcessorError, load
-from tests.parts.samplers.toy_processors import Only
+from tests.parts.samplers.toy_processors import Only, returning, writing
 from tests.python_api.conftest import SMALL, Checkpoint, checkpoint
 
 __all__ = ["checkpoint"]
 
 HERE = "tests.parts.samplers.toy_processors"
-FLAGS = [f"{HERE}:Only", f"fails={HERE}:failing", f"shortens={HERE}:shortening"]
+FLAGS = [f"{HERE}:Only", f"fails={HERE}:failing", f"shortens={HERE}:shortening", f"returns={HERE}:returning"]
 
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,16 @@ def test_what_cannot_be_loaded_is_told() -> None:
         ("Only", '{"tokens": []}', "'Only': ValueError: tokens must not be empty"),
         ("Only", '{"other": 1}', "'Only': TypeError: "),
         ("fails", "{}", "'fails': RuntimeError: there are too many tokens"),
-        ("shortens", "{}", r"'shortens': it returned a tensor of shape \[8\] and not a tensor of shape \[9\]"),
+        (
+            "shortens",
+            "{}",
+            r"'shortens': it returned a tensor of shape \[8\] and torch.float32 and not a tensor of shape \[9\]",
+        ),
+        ("returns", '{"kind": "nothing"}', "'returns': it returned NoneType and not a tensor"),
+        ("returns", '{"kind": "meta"}', "'returns': NotImplementedError: "),
+        ("returns", '{"kind": "complex"}', "'returns': it returned a tensor of shape .* and torch.complex64"),
+        ("returns", '{"kind": "nested"}', "'returns': "),
+        ("returns", '{"kind": "resized"}', r"'returns': it returned a tensor of shape \[3\]"),
         ("missing", "{}", "'missing': the worker does not have it"),
     ],
 )
@@ -55,6 +64,19 @@ def test_errors_name_the_processor(name: str, arguments: str, why: str) -> None:
     for _ in range(2):
         with pytest.raises(ProcessorError, match=why):
             processor.apply(torch.zeros(9), draw)
+
+
+def test_a_row_keeps_its_tokens_whatever_a_processor_writes() -> None:
+    draw = Draw(torch.ones(3, dtype=torch.int32), 1, lambda: 0.5)
+    Processor("writes", writing, "{}").apply(torch.zeros(9), draw)
+    assert draw.token_ids.tolist() == [1, 1, 1]
+
+
+def test_sparse_logits_are_logits() -> None:
+    given = torch.arange(9.0)
+    found = Processor("returns", returning, '{"kind": "sparse"}').apply(given, Draw(torch.ones(3), 1, lambda: 0.5))
+    assert torch.equal(found, given)
+    assert found.layout == torch.strided
 
 
 def asked_with(**fields: Any) -> SamplingParams:

@@ -1,6 +1,7 @@
 """Logits processors as somebody else writes them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,29 @@ def failing(after: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
     def process(token_ids: Tensor, logits: Tensor) -> Tensor:
         if token_ids.shape[0] >= after:
             raise RuntimeError("there are too many tokens")
+        return logits
+
+    return process
+
+
+def returning(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """One that returns what are no logits."""
+    kinds: dict[str, Callable[[Tensor], Any]] = {
+        "nothing": lambda logits: None,
+        "sparse": Tensor.to_sparse,
+        "meta": lambda logits: logits.to("meta"),
+        "complex": lambda logits: torch.complex(logits, logits),
+        "nested": lambda logits: torch.nested.nested_tensor([logits]),
+        "resized": lambda logits: logits.resize_(3),
+    }
+    return lambda _, logits: kinds[kind](logits)
+
+
+def writing() -> Callable[[Tensor, Tensor], Tensor]:
+    """One that writes to the tokens that it gets."""
+
+    def process(token_ids: Tensor, logits: Tensor) -> Tensor:
+        token_ids.fill_(1 << 30)
         return logits
 
     return process
