@@ -1,10 +1,11 @@
-"""Launches of what recurrent layers compute, as real models make them, on tensors without storage."""
+"""Launches of what models with recurrent layers compute, as real ones make them, on tensors without storage."""
 
 import torch
 
 from penstock.kernels.scan.causal_conv1d import ConvWeights
 from penstock.kernels.scan.gated_norm import GatedNorm
 from penstock.kernels.scan.rows import StateRows
+from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.scan.causal_conv1d import causal_conv1d_triton
 from penstock.kernels.triton.scan.gated_delta import gated_delta_scan_triton
 from penstock.kernels.triton.scan.gated_norm import gated_norm_triton
@@ -59,6 +60,10 @@ def launch_scans() -> None:
         )  # fmt: skip
         gated_norm_triton(
             v.flatten(1), meta(tokens, 4096), GatedNorm(meta(128), group_size=128, norms_first=True, is_sigmoid=True)
+        )
+        slots = meta(tokens, dtype=torch.int64)
+        latent_write_triton(
+            meta(tokens, 576), meta(tokens, 32, 192), None, None, meta(512), 1e-6, meta(4096, 1, 16, 576), slots
         )
         before, after, x = meta(tokens, 3 * 2048).chunk(3, 1)
         short = ConvWeights(meta(2048, 3), has_silu=False)
